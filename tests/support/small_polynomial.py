@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tests.support.proofs import small
+from tests.support.proofs import small, steps
 
 SCHEDULE, SCALE = small.SCHEDULE, small.SCALE
-in_windows, steps_of, exact = small.in_windows, small.steps_of, small.exact
+in_windows, steps_of, exact = small.in_windows, steps.steps_of, small.exact
 largest_error, check_polar = small.largest_error, small.check_polar
 
 # Multiples of no tile, of one tile and of several, short sides padded to each side there is.

@@ -30,10 +30,10 @@ from torch import Tensor
 from .native import define_operation
 from .operands import DTYPES, device_of, has_a_place_for_each
 from .panels import TINY, applied, normalize, pointers
+from .small_steps import check_steps, coefficients_and_ends, steps_of
 from .square_chains import applied_on_chip, chain_in_scratch, chain_on_chip
 from .tuned import PADDED_SIDES, SmallConfig, chosen_small_config, padded_side, target_of
 
-MAX_STEPS = 31  # an int32 has a bit for each step, which says whether a window ends there
 REGISTERS = 65536  # of an NVIDIA multiprocessor
 
 
@@ -92,8 +92,7 @@ def launch_small_polar(G: Tensor, C: Tensor, steps: Sequence[float], scaling: tu
     width = triton.cdiv(n, panel) * panel
     squares = 0 if config.on_chip else 3 * side
     scratch = torch.empty(batch * side * (squares + width), dtype=work_dtype, device=G.device)
-    coefficients = tuple(x for i, x in enumerate(steps) if i % 4 < 3)
-    ends = sum(1 << i for i, end in enumerate(steps[3::4]) if end)
+    coefficients, ends = coefficients_and_ends(steps)
     # Without a limit NVIDIA's assembler spills a few registers to fit more blocks on a multiprocessor. All threads of
     # a block share its registers.
     registers = {} if torch.version.hip else {"maxnreg": min(255, REGISTERS // (32 * config.warps))}
@@ -124,7 +123,7 @@ def small_polar(
     `out` may have the work dtype or float32; without it the result has the work dtype. No gradient flows. Errors:
     `check_operands`.
     """
-    steps = [float(x) for window in windows for i, step in enumerate(window, 1) for x in (*step, i == len(window))]
+    steps = steps_of(windows)
     C = torch.empty_like(G, dtype=work_dtype) if out is None else out
     # Fake tensors need the op, which has their fake kernel. For real ones its dispatch costs more than the launch.
     traced = torch.compiler.is_compiling() or type(G) is not Tensor
@@ -133,7 +132,7 @@ def small_polar(
 
 
 def _on_gpu(G: Tensor, C: Tensor, steps: Sequence[float], scale: float, eps: float, work_dtype: torch.dtype) -> None:
-    """Write the polar factors of G into C; `steps` has a, b, c and 1 or 0 (a window ends here or not) for each step."""
+    """Write the polar factors of G into C; `steps` are as `small_steps.py` has them."""
     check_operands(G, C, steps, scale, eps, work_dtype)
     name, target = torch.cuda.get_device_name(G.device), target_of(G.device)
     config = chosen_small_config(name, target, work_dtype, G.shape[1:])
@@ -200,9 +199,7 @@ def check_operands(
     if C.shape != G.shape or device_of(C) != device_of(G) or C.dtype not in (work_dtype, torch.float32):
         wanted = f"{tuple(G.shape)} {work_dtype} or torch.float32 on {device_of(G)}"
         raise ValueError(f"C must be {wanted}, got {tuple(C.shape)} {C.dtype} on {device_of(C)}")
-    if not 4 <= len(steps) <= 4 * MAX_STEPS or len(steps) % 4 or not steps[-1] or {*steps[3::4]} - {0.0, 1.0}:
-        wanted = f"1 to {MAX_STEPS} steps (a, b, c, 1 where a window ends, else 0), of which the last ends one"
-        raise ValueError(f"steps must be {wanted}, got {list(steps)}")
+    check_steps(steps)
     if not 0 < scale < float("inf") or not eps >= 0:
         raise ValueError(f"scale must be positive and finite and eps at least 0, got {scale} and {eps}")
     if not has_a_place_for_each(C):

@@ -13,6 +13,7 @@ from ..kernels.gains import Gain
 from ..kernels.hopper_gemm import cuts
 from ..kernels.measurements import candidate_name
 from ..kernels.products import BATCHED, small_choice, small_polar, symmetric_choice, symmetric_gemm
+from ..kernels.small_steps import steps_of
 from ..kernels.tuned import COMPILED, Config, SmallConfig
 from ..polar.chains import chain_key
 from ..polar.factors import polar_factors
@@ -22,7 +23,7 @@ from .candidates import product_configs, small_configs
 from .contest import EPS, Candidate, Contest, Task, drawn
 from .proof import DIAGONAL, PLAIN, SCALED, Operands, operands_of, prove_launch
 from .race import Timed
-from .small_proof import prove_small, steps_of
+from .small_proof import prove_small
 
 TORCH = "torch"
 # The largest gain that is recorded where torch's product wins: our kernel is chosen from a gain of 1 on.

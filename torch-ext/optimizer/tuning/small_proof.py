@@ -13,6 +13,7 @@ from typing import Callable, Iterator, Optional, Sequence
 import torch
 from torch import Tensor
 
+from ..kernels.small_steps import steps_of
 from ..schedules import with_folded_scale
 from .error_propagation import Carried
 from .proof import WrongResultError
@@ -35,11 +36,6 @@ def in_windows(schedule: Steps, lengths: Sequence[int], scale: float) -> list[St
     """Return the schedule in windows of `lengths` steps, for X times `scale` (`with_folded_scale`)."""
     folded, ends = with_folded_scale(schedule, scale), list(itertools.accumulate(lengths))
     return [folded[end - length : end] for end, length in zip(ends, lengths)]
-
-
-def steps_of(windows: Sequence[Steps]) -> list[float]:
-    """Return the list that the operation takes: a, b, c of each step, and 1 or 0: its window ends there or not."""
-    return [float(x) for window in windows for i, step in enumerate(window, 1) for x in (*step, i == len(window))]
 
 
 def exact(G: Tensor, schedule: Steps, norm: Optional[float] = None) -> Tensor:
