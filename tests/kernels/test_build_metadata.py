@@ -25,3 +25,16 @@ def test_a_tree_that_no_builder_has_seen_says_nothing(build_metadata, monkeypatc
     monkeypatch.setattr(build_metadata, "FILE", tmp_path / "metadata.json")
     build_metadata.read_metadata.cache_clear()
     assert build_metadata.read_metadata() == {}
+
+
+@pytest.mark.parametrize("name, counts", [("code.py", True), ("ops.so", True), ("ops.pyd", True), ("page.md", False)])
+def test_measurements_are_of_one_library_and_one_code(kernel, build_metadata, monkeypatch, tmp_path, name, counts):
+    """On every system: Windows has libraries of another name."""
+    machine = kernel.kernels.machine
+    for module in (build_metadata, machine):
+        monkeypatch.setattr(module, "VARIANT", tmp_path)
+    digests = set()
+    for content in (b"one", b"another"):
+        (tmp_path / name).write_bytes(content)
+        digests.add(machine.kernels_digest.__wrapped__())
+    assert len(digests) == 1 + counts

@@ -18,12 +18,17 @@ def read_metadata() -> dict[str, Any]:
     return json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
 
 
+def libraries() -> list[Path]:
+    """Return the compiled libraries in the variant's folder: none in portable variants, else one."""
+    return [path for path in VARIANT.iterdir() if path.suffix in _LIBRARIES]
+
+
 def library_name() -> Optional[str]:
     """Return the name of the compiled library in the variant's folder, None if there is none, as in portable variants.
 
     The library registers its operations in the namespace of this name.
     """
-    return next((path.name.partition(".")[0] for path in VARIANT.iterdir() if path.suffix in _LIBRARIES), None)
+    return next((path.name.partition(".")[0] for path in libraries()), None)
 
 
 def has_library() -> bool:

@@ -14,6 +14,7 @@ from typing import NamedTuple, Optional
 import torch
 
 from . import native
+from .build_metadata import VARIANT, libraries
 from .predictions import Gpu
 from .tracing import constant_while_traced
 
@@ -88,10 +89,9 @@ def _facts_of_processor() -> dict[str, str]:
 @functools.cache
 def kernels_digest() -> str:
     """Return a digest of all Python files of the package and of its compiled operations."""
-    package = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    for file in sorted((*package.rglob("*.py"), *package.glob("*.so"))):
-        digest.update(str(file.relative_to(package)).encode() + hashlib.sha256(file.read_bytes()).digest())
+    for file in sorted((*VARIANT.rglob("*.py"), *libraries())):
+        digest.update(str(file.relative_to(VARIANT)).encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()[:16]
 
 
