@@ -1,5 +1,6 @@
 """Which parameter goes where, and why."""
 
+import inspect
 import json
 
 import pytest
@@ -186,6 +187,11 @@ def test_any_name_of_a_tied_parameter_can_exclude_it(kernel):
     tied = parameter(64, 32)
     (row,) = kernel.route([("decoder.proj.weight", tied), ("lm_head.weight", tied)]).rows
     assert (row.name, row.branch, row.reason) == ("decoder.proj.weight", "adamw", "output_head:lm_head")
+
+
+def test_route_has_the_defaults_of_the_class(kernel):
+    arguments, defaults = inspect.signature(kernel.Muon).parameters, kernel.explain.routes._ROUTING
+    assert defaults == {key: arguments[key].default for key in defaults}
 
 
 def test_is_muon_overrides_routing_and_none_keeps_it(kernel):

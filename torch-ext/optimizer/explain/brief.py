@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Mapping, Sequence
 
 from ..parameters.settings import SETTINGS, Group
-from .table import FALLBACK_NAMES
+from ..rules.fallback_table import FALLBACKS
 from .writing import number_set, plain_number
 
 # Settings that are not listed, because each group's line shows them, as they are or in another form.
@@ -50,7 +50,7 @@ def _group(group: Group, given: Mapping[str, Any]) -> str:
 
 
 def _branch(group: Group) -> str:
-    return "Muon" if group["use_muon"] else FALLBACK_NAMES[group["fallback"]]
+    return "Muon" if group["use_muon"] else FALLBACKS[group["fallback"]].name
 
 
 def _parameters(count: int) -> str:

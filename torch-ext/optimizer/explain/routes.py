@@ -25,10 +25,9 @@ from ..plan.layout import local_part
 from ..plan.matrix import Matrix
 from ..plan.plain_parts import plain_parts
 from ..plan.plan import Plan, SharedWork, State
+from ..rules.fallback_table import FALLBACKS
 from .table import Explanation, Route
 from .writing import bytes_text, effective_lr, plain_number
-
-_FALLBACK_KERNELS = {"adamw": "torch._fused_adamw_", "nadamw": "torch._foreach_*"}
 
 # The note about a variant without a compiled library.
 _PORTABLE = (
@@ -49,7 +48,8 @@ _HALF_ON_CPU = (
     "may take many times as long as in float32"
 )
 
-# The settings of Muon that affect a parameter's branch and matrices, with Muon's defaults.
+# The settings of Muon that affect a parameter's branch and matrices, with Muon's defaults. The class is on a higher
+# floor; a test compares them.
 _ROUTING = {
     "adjust_lr_fn": "match_rms_adamw",
     "update_rms": UPDATE_RMS,
@@ -105,7 +105,7 @@ def explanation_of(
             if group["use_muon"]:
                 row = _with_work(route_in_group(name, p, reason, group), next(planned), shared)
             else:
-                kernel = _FALLBACK_KERNELS[group["fallback"]]
+                kernel = FALLBACKS[group["fallback"]].kernel
                 row = Route(name, tuple(p.shape), group["fallback"], reason, kernel=kernel)
             kept = state.get(p, {})
             rows.append(_in_group(row, p, group, frozen=not kept and not p.is_meta))

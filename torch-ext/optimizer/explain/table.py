@@ -6,13 +6,12 @@ import math
 from html import escape
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequence, Union
 
+from ..rules.fallback_table import FALLBACKS
 from .writing import bytes_text, flops_text, joined_names
-
-FALLBACK_NAMES = {"adamw": "AdamW", "nadamw": "NAdamW"}
 
 
 class Route(NamedTuple):
-    """The row of one parameter; `branch` is `muon`, `adamw` or `nadamw`, and fields that do not apply are None."""
+    """The row of one parameter; `branch` is `muon` or the setting `fallback`, and fields that do not apply are None."""
 
     name: str
     shape: tuple[int, ...]
@@ -68,7 +67,7 @@ _COLUMNS = (
 
 # Translucent colours work on light and dark pages.
 _RULE = "1px solid rgba(128,128,128,.4)"
-_TINTS = {"muon": "rgba(0,114,178,.14)", "adamw": "rgba(213,94,0,.12)", "nadamw": "rgba(213,94,0,.12)"}
+_TINTS = {"muon": "rgba(0,114,178,.14)", **dict.fromkeys(FALLBACKS, "rgba(213,94,0,.12)")}
 
 
 class Explanation:
@@ -133,7 +132,7 @@ class Explanation:
         """Return the totals of each branch, and if there is a column `work`, how to read it."""
         muon = [row for row in self.rows if row.branch == "muon"]
         rest = [row for row in self.rows if row.branch != "muon"]
-        fallbacks = " and ".join(sorted({FALLBACK_NAMES[row.branch] for row in rest})) or FALLBACK_NAMES["adamw"]
+        fallbacks = " and ".join(sorted({FALLBACKS[row.branch].name for row in rest})) or FALLBACKS["adamw"].name
         parameters = "parameter" if len(muon) == 1 else "parameters"
         summary = f"{len(muon)} {parameters} {_amount(muon)} by Muon, {len(rest)} {_amount(rest)} by {fallbacks}"
         flops = sum(row.flops or 0 for row in self.rows)

@@ -17,6 +17,7 @@ from ..iteration import METHODS
 from ..learning_rate import check_update_rms, step_multiplier
 from ..rules.decay import DECAY_MODES
 from ..rules.equalization import EQUALIZATIONS, RENORMALIZATIONS
+from ..rules.fallback_table import FALLBACKS
 from ..rules.second_moment import SECOND_MOMENTS
 from ..schedules import resolve_schedule
 from .matrices import CONV_MODES, plain_split_rows
@@ -38,7 +39,6 @@ from .setting_values import (
     plain_work_dtype,
 )
 
-FALLBACKS = ("adamw", "nadamw")
 MASTER_WEIGHTS = (None, "split")
 
 Group = Mapping[str, Any]
@@ -136,7 +136,7 @@ SETTINGS: dict[str, Setting] = {
     "stacked": Setting(optional(flag), Role.MATRICES),
     "transposed": Setting(flag, Role.MATRICES),
     "split_rows": Setting(lambda key, value: plain_split_rows(value), Role.MATRICES),
-    "fallback": Setting(one_of(FALLBACKS), Role.LIVE),
+    "fallback": Setting(one_of(tuple(FALLBACKS)), Role.LIVE),
     # Becomes the `lr_factor` of the fallback's groups, and None in all groups.
     "adamw_lr": Setting(optional(plain_number_or_tensor), Role.HOST),
     "lr_factor": Setting(plain_number, Role.LIVE),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import compress
-from typing import Callable, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -15,15 +15,11 @@ from ..parameters.settings import Group
 from ..parameters.state import REMAINDER, integers
 from ..plan.layout import local_part
 from ..plan.plan import FallbackBatch
-from ..rules.adamw import adamw_
 from ..rules.fallback import FallbackRule, FallbackTensors
-from ..rules.nadamw import nadamw_
+from ..rules.fallback_table import FALLBACKS, FallbackUpdate
 from ..rules.scaling import GradientScaling, Scalings
 from .local_matrix import StepTensors
 
-FallbackUpdate = Callable[[FallbackTensors, FallbackRule, GradientScaling], None]
-
-FALLBACK_UPDATES = {"adamw": adamw_, "nadamw": nadamw_}
 # In the order of `FallbackTensors`.
 FALLBACK_STATE = ("exp_avg", "exp_avg_sq", "step")
 
@@ -71,7 +67,7 @@ def update_fallback_(work: LocalFallback, group: Group, scalings: Scalings) -> N
     if not work.parameters or sharers not in scalings:
         return
     scaling = scalings.on(sharers, work.parameters[0].device)
-    rule, update = _fallback_rule(group), FALLBACK_UPDATES[group["fallback"]]
+    rule, update = _fallback_rule(group), FALLBACKS[group["fallback"]].update
     tensors, remainders = _tensors_of(work)
     if tensors.averages[0].dtype == tensors.parameters[0].dtype:
         update(tensors, rule, scaling)

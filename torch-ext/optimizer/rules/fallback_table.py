@@ -1,0 +1,27 @@
+"""The optimizers that may update the parameters that are not matrices: the choices of the setting `fallback`."""
+
+from __future__ import annotations
+
+from typing import Callable, NamedTuple
+
+from .adamw import adamw_
+from .fallback import FallbackRule, FallbackTensors
+from .nadamw import nadamw_
+from .scaling import GradientScaling
+
+FallbackUpdate = Callable[[FallbackTensors, FallbackRule, GradientScaling], None]
+
+
+class Fallback(NamedTuple):
+    """What there is to know about one of them."""
+
+    name: str  # in print
+    update: FallbackUpdate
+    kernel: str  # the function of torch that it calls, for `explain()`
+    implementation: str  # torch's argument that asks for such functions: `fused` or `foreach`
+
+
+FALLBACKS = {
+    "adamw": Fallback("AdamW", adamw_, "torch._fused_adamw_", "fused"),
+    "nadamw": Fallback("NAdamW", nadamw_, "torch._foreach_*", "foreach"),
+}
