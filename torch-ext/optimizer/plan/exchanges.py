@@ -10,6 +10,7 @@ from typing import Optional, Sequence
 
 from torch.distributed import ProcessGroup
 
+from ..parameters.groups import listed
 from ..parameters.setting_values import flag
 from .batches import Batch, chains, grouped, plan_batches
 from .blocks import Block, blocks_of
@@ -17,7 +18,7 @@ from .costs import flops, useful_chunks, useful_copies
 from .layout import Layout, mesh_of
 from .matrix import Matrix, names_of_parameters
 from .messages import Messages, OwnerSide, plan_messages
-from .process_groups import Ranks, shortened
+from .process_groups import Ranks
 from .shards import shards_of
 from .teams import Team, team_of, with_teams
 
@@ -234,7 +235,7 @@ def _chunk(messages: Messages, rank: int, chunk_bytes: Optional[int]) -> Chunk:
         messages,
         chains(map(owned, plan_batches(alone, chunk_bytes)), lambda each: each.batch, chunk_bytes),
         tuple((team, owned(team.batch) if team.owner == rank else None) for team in teams),
-        shortened(names_of_parameters(each.matrix for each in messages.assignments)),
+        listed(names_of_parameters(each.matrix for each in messages.assignments)),
     )
 
 

@@ -7,12 +7,13 @@ from typing import Hashable, Optional, Sequence
 
 from ..iteration import iteration_costs
 from ..kernels.products import SINGLE
+from ..parameters.groups import listed
 from ..rules.equalization import Equalization
 from .batches import grouped, slices
 from .costs import FLOPS_OF_AN_ELEMENT, flops
 from .exchanges import MOST_CHUNK_BYTES
 from .matrix import Matrix, names_of_parameters
-from .process_groups import Ranks, shortened
+from .process_groups import Ranks
 from .runs import length
 
 
@@ -106,5 +107,5 @@ def _batch(matrices: Sequence[Matrix], rank: int) -> SummedBatch:
         rows=length(part.rows) if side == 0 else first.rows,
         cols=length(part.cols) if side == 1 else first.cols,
         tall=side == 0,
-        names=shortened(names_of_parameters(matrices)),
+        names=listed(names_of_parameters(matrices)),
     )

@@ -7,12 +7,14 @@ import weakref
 from collections import Counter
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any, Iterable, Iterator, Optional, Sequence
+from typing import Any, Iterable, Iterator, Optional
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
+
+from ..parameters.groups import listed
 
 Ranks = tuple[int, ...]  # in rising order
 
@@ -45,11 +47,11 @@ def group_of(ranks: Ranks, names: str = "") -> dist.ProcessGroup:
     group, world = _known(ranks), dist.group.WORLD
     if world is None:
         raise RuntimeError(
-            f"the process group was destroyed, and ranks {shortened([*map(str, ranks)])} still share {names}"
+            f"the process group was destroyed, and ranks {listed([*map(str, ranks)])} still share {names}"
         )
     if group is None and ranks[-1] >= world.size():
         raise RuntimeError(
-            f"ranks {shortened([*map(str, ranks)])} share {names}, and there are only {world.size()} now: make the "
+            f"ranks {listed([*map(str, ranks)])} share {names}, and there are only {world.size()} now: make the "
             "optimizer anew"
         )
     if group is None:
@@ -134,11 +136,6 @@ def explaining_timeouts(what: str, names: str = "") -> Iterator[None]:
         ) from error
 
 
-def shortened(names: Sequence[str]) -> str:
-    """Return the first three names as text, with "and others" if there are more."""
-    return ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
-
-
 def _known(ranks: Ranks) -> Optional[dist.ProcessGroup]:
     world, group = _GROUPS.get(ranks, (None, None))
     return group() if world is not None and world() is dist.group.WORLD else None
@@ -155,7 +152,7 @@ def _new_group(ranks: Ranks, names: str) -> dist.ProcessGroup:
     try:
         with (
             _named_by_ranks(ranks),
-            explaining_timeouts(f"process group of ranks {shortened([*map(str, ranks)])}", names),
+            explaining_timeouts(f"process group of ranks {listed([*map(str, ranks)])}", names),
         ):
             return dist.new_group(list(ranks), timeout=_timeout_of(world), use_local_synchronization=True)
     finally:

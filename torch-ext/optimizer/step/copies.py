@@ -8,10 +8,11 @@ from typing import Iterator, Mapping, Optional, Sequence
 import torch
 from torch import Tensor
 
+from ..parameters.groups import listed
 from ..parameters.settings import Group
 from ..plan.layout import local_part
 from ..plan.plan import State
-from ..plan.process_groups import Ranks, all_reduce_sum_, gathered, shortened
+from ..plan.process_groups import Ranks, all_reduce_sum_, gathered
 from ..plan.terms import RankSets, Terms
 from .meeting import code_of_sets
 
@@ -86,7 +87,7 @@ def _tensors(position: int, terms: Terms, groups: Sequence[Group], state: State)
 
 def _different_copies(ranks: Ranks, terms: Terms, sums: Sequence[Checksums]) -> list[str]:
     """Return a sentence for each shard of a tensor that differs between replicas, with the ranks."""
-    names = shortened(terms.names)
+    names = listed(terms.names)
     code = code_of_sets(terms.copies, [list(of_copy.items()) for of_copy in sums])
     total = torch.tensor([code], dtype=torch.int64, device="cpu").to(terms.device)
     all_reduce_sum_(total, ranks, "checksums of copies", names)

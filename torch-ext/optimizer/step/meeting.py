@@ -14,8 +14,9 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Seque
 import torch
 from torch import Tensor
 
+from ..parameters.groups import listed
 from ..parameters.settings import Group
-from ..plan.process_groups import Ranks, all_reduce_sum_, gathered, shortened, this_rank
+from ..plan.process_groups import Ranks, all_reduce_sum_, gathered, this_rank
 from ..plan.terms import RankSets, Terms, difference_of_lines
 from ..rules.scaling import GradientScaling
 
@@ -82,7 +83,7 @@ class Meeting:
 
     def __init__(self, ranks: Ranks, terms: Terms, statement: Statement):
         self._ranks, self._terms, self._statement = ranks, terms, statement
-        self._names = shortened(terms.names)
+        self._names = listed(terms.names)
         self._grad_scale: Optional[Tensor] = None
         self._sums: Optional[Tensor] = None
         self._copied: Optional[torch.Event] = None

@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..parameters.groups import listed
 from ..parameters.settings import Group
-from ..plan.process_groups import Ranks, all_reduce_max_, offer_groups, shortened
+from ..plan.process_groups import Ranks, all_reduce_max_, offer_groups
 from ..plan.terms import Terms
 from ..rules.scaling import UNSCALED, GradientScaling, Scalings
 from .meeting import Meeting, Statement, absent_of, raise_disputes
@@ -143,6 +144,6 @@ def read_all(terms: Mapping[Ranks, Terms]) -> None:
 def _new_number(ranks: Ranks, terms: Terms) -> int:
     """Return a number that no other optimizer of these ranks has; all of them must call it."""
     number = torch.tensor([_NUMBERS[ranks] + 1], dtype=torch.int64, device="cpu").to(terms.device)
-    all_reduce_max_(number, ranks, "number of an optimizer", shortened(terms.names))
+    all_reduce_max_(number, ranks, "number of an optimizer", listed(terms.names))
     _NUMBERS[ranks] = int(number.item())
     return _NUMBERS[ranks]

@@ -14,10 +14,11 @@ from ..kernels.gains import ALONE
 from ..kernels.machine import Key, key_of
 from ..kernels.measurement_file import Need
 from ..kernels.measurements import Agreed, agree, agreement, all_failed, has_failed, own_measurement, record_failures
+from ..parameters.groups import listed
 from ..plan.batches import grouped
 from ..plan.matrix import Matrix
 from ..plan.plan import Plan
-from ..plan.process_groups import Ranks, gathered, shortened, this_rank, world_size
+from ..plan.process_groups import Ranks, gathered, this_rank, world_size
 from ..tuning.contest import Task, tasks_of
 from ..tuning.findings import Finding, is_complete
 from ..tuning.tune import Stage, Tuner, largest_first, stages_of, unmeasured
@@ -71,7 +72,7 @@ def _stages_of(ranks: Ranks, plan: Plan, tuner: Tuner) -> list[Stage]:
         return []
     shared = [matrix for matrices in plan.matrices for matrix in matrices if matrix.parameter.sharers == ranks]
     tasks = [task for task in tasks_of_matrices(shared) if key_of(task.device) is not None]
-    agreement = TuningAgreement(ranks, tasks, tuner, shortened(plan.terms[ranks].names))
+    agreement = TuningAgreement(ranks, tasks, tuner, listed(plan.terms[ranks].names))
     settling = [partial(agreement.settle, number) for number in range(len(tasks))]
     return [agreement.compare, *settling] if tasks else []
 
