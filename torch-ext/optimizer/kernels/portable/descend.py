@@ -22,9 +22,9 @@ from .refusals import (
     check_shape,
     check_values,
     dtype_of,
-    listed,
     name_of,
     place,
+    shown,
 )
 
 SCHEMA = (
@@ -154,7 +154,7 @@ def _places(parameter: Sequence[Tensor], origins: Optional[Sequence[int]]) -> li
         if row < 0 or col < 0 or col + cols > length:
             raise RuntimeError(
                 f"origins of matrix {i} must be (first_row, first_col, row_length) of a whole around its "
-                f"{rows} x {cols} elements, got {listed((row, col, length))}"
+                f"{rows} x {cols} elements, got {shown((row, col, length))}"
             )
         places.append((row * length + col, length))
     return places

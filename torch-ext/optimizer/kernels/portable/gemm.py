@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .arithmetic import narrowed
 from .memory import Memory
-from .refusals import listed, name_of, place
+from .refusals import name_of, place, shown
 
 SCHEMA = (
     "(Tensor(a!) C, Tensor A, Tensor B, Tensor? D, float alpha, float beta, bool symmetric, str instructions) -> ()"
@@ -68,7 +68,7 @@ def _is_upper(c: Tensor) -> Tensor:
 
 def _check_operands(C: Tensor, A: Tensor, B: Tensor, D: Optional[Tensor], symmetric: bool) -> None:
     if A.ndim != 3 or B.ndim != 3:
-        shapes = f"{listed(A.shape)} and {listed(B.shape)}"
+        shapes = f"{shown(A.shape)} and {shown(B.shape)}"
         raise RuntimeError(f"A and B must be (batch, m, k) and (batch, k, n), got {shapes}")
     count, m, k, n = *A.shape, B.size(2)
     if A.dtype not in (torch.float32, torch.bfloat16):
@@ -80,10 +80,10 @@ def _check_operands(C: Tensor, A: Tensor, B: Tensor, D: Optional[Tensor], symmet
     check_batch("C", C, (count, m, n), of_result, "as A is, or float32" if has_choice else "as A is")
     check_rows("C", C)
     if symmetric and m != n:
-        raise RuntimeError(f"a symmetric result must be square, got {listed(C.shape)}")
+        raise RuntimeError(f"a symmetric result must be square, got {shown(C.shape)}")
     for name, t in ("A", A), ("B", B):
         if not _has_runs(t, 1) and not _has_runs(t, 2):
-            strides = listed(t.stride())
+            strides = shown(t.stride())
             raise RuntimeError(f"{name} must have a stride of 1 along rows or columns, got strides {strides}")
     if D is not None:
         check_batch("D", D, (count, m, n), of_result, "as C is")
@@ -97,13 +97,13 @@ def check_batch(name: str, t: Tensor, shape: tuple[int, int, int], dtype: torch.
     if t.dtype != dtype:
         raise RuntimeError(f"{name} must be {name_of(dtype)} {like}, got {name_of(t.dtype)}")
     if t.shape != shape:
-        raise RuntimeError(f"{name} must be {listed(shape)}, got {listed(t.shape)}")
+        raise RuntimeError(f"{name} must be {shown(shape)}, got {shown(t.shape)}")
 
 
 def check_rows(name: str, t: Tensor) -> None:
     """Raise RuntimeError unless the rows of `t` are runs of memory."""
     if not _has_runs(t, 2):
-        raise RuntimeError(f"{name} must have a stride of 1 along rows, got strides {listed(t.stride())}")
+        raise RuntimeError(f"{name} must have a stride of 1 along rows, got strides {shown(t.stride())}")
 
 
 def _has_runs(t: Tensor, dim: int) -> bool:

@@ -6,7 +6,7 @@ from typing import NamedTuple, Optional, Sequence
 
 from torch import Tensor
 
-from .refusals import listed
+from .refusals import shown
 
 
 class Extent(NamedTuple):
@@ -47,7 +47,7 @@ class Memory:
         if not reach.distinct:
             raise RuntimeError(
                 f"{name} is written, so its elements must not overlap; "
-                f"got shape {listed(t.shape)} with strides {listed(t.stride())}"
+                f"got shape {shown(t.shape)} with strides {shown(t.stride())}"
             )
         self._add(_named(name, index), t, reach, True)
 

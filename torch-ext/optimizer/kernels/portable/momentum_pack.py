@@ -22,8 +22,8 @@ from .refusals import (
     check_numbers,
     check_shape,
     dtype_of,
-    listed,
     name_of,
+    shown,
 )
 
 SCHEMA = (
@@ -145,7 +145,7 @@ def _check_codes(momentum: Sequence[Tensor], scales: Sequence[Tensor], packed: T
         if not _has_blocks_along_rows(m, s) and not _has_blocks_along_rows(m.mT, s.mT):
             raise RuntimeError(
                 f"momentum_scale[{i}] must have an element for each {BLOCK} of a row or of a column of "
-                f"{listed(m.shape)}, got {listed(s.shape)}"
+                f"{shown(m.shape)}, got {shown(s.shape)}"
             )
 
 

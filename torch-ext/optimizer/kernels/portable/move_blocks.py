@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .memory import Memory
-from .refusals import check_like, listed, name_of, place
+from .refusals import check_like, name_of, place, shown
 
 SCHEMA = "(Tensor(a!) matrices, Tensor(b!) buffer, Tensor blocks, bool to_buffer) -> ()"
 
@@ -48,7 +48,7 @@ def _check_tensors(matrices: Tensor, buffer: Tensor, blocks: Tensor) -> None:
         dtypes = f"{name_of(matrices.dtype)} and {name_of(buffer.dtype)}"
         raise RuntimeError(f"matrices and buffer must have one dtype, got {dtypes}")
     if matrices.ndim != 3 or max(matrices.shape) > _MOST:
-        raise RuntimeError(f"matrices must be (B, rows, cols), each less than 2^31, got {listed(matrices.shape)}")
+        raise RuntimeError(f"matrices must be (B, rows, cols), each less than 2^31, got {shown(matrices.shape)}")
     if buffer.ndim != 1 or not buffer.is_contiguous():
         raise RuntimeError(f"buffer must be contiguous and 1-D, got shape {_layout(buffer)}")
     if not blocks.is_cpu or blocks.dtype != torch.int64:
@@ -58,7 +58,7 @@ def _check_tensors(matrices: Tensor, buffer: Tensor, blocks: Tensor) -> None:
 
 
 def _layout(t: Tensor) -> str:
-    return f"{listed(t.shape)} with strides {listed(t.stride())}"
+    return f"{shown(t.shape)} with strides {shown(t.stride())}"
 
 
 def _check_memory(matrices: Tensor, buffer: Tensor, blocks: Tensor, to_buffer: bool) -> None:
@@ -70,13 +70,13 @@ def _check_memory(matrices: Tensor, buffer: Tensor, blocks: Tensor, to_buffer: b
 
 
 def _check_block(i: int, block: Sequence[int], matrices: Tensor, buffer: Tensor) -> None:
-    text = f"blocks[{i}] = {listed(block)}"
+    text = f"blocks[{i}] = {shown(block)}"
     if min(block) < 0:
         raise RuntimeError(f"{text} must not be negative")
     count, position, top, left, rows, cols, offset, step, row_step = block
     ends = position + count, top + rows, left + cols
     if any(end > size for end, size in zip(ends, matrices.shape)):
-        raise RuntimeError(f"{text} is not within matrices of shape {listed(matrices.shape)}")
+        raise RuntimeError(f"{text} is not within matrices of shape {shown(matrices.shape)}")
     end = offset + (count - 1) * step + (rows - 1) * row_step + cols
     if not _is_empty(block) and end > buffer.numel():
         raise RuntimeError(f"{text} is not within a buffer of {buffer.numel()} elements")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .gemm import INSTRUCTIONS, check_batch, check_instructions, check_rows, gemm_
 from .memory import Memory
-from .refusals import listed, name_of
+from .refusals import name_of, shown
 
 SCHEMA = "(Tensor(a!) X, Tensor(b!) A, Tensor(c!) B, float[] coefficients, bool alone, str instructions) -> ()"
 GRAM_SCHEMA = (
@@ -87,9 +87,9 @@ def _steps(coefficients: Sequence[float]) -> list[Sequence[float]]:
 
 def _check_windows(windows: Sequence[int], steps: int) -> None:
     if any(window < 1 for window in windows):
-        raise RuntimeError(f"windows must have at least one step each, got {listed(windows)}")
+        raise RuntimeError(f"windows must have at least one step each, got {shown(windows)}")
     if sum(windows) != steps:
-        raise RuntimeError(f"windows must have {steps} steps in all, got {listed(windows)}")
+        raise RuntimeError(f"windows must have {steps} steps in all, got {shown(windows)}")
 
 
 def _check(X: Tensor, squares: Mapping[str, Tensor], dtype: torch.dtype, like: str) -> None:
@@ -97,18 +97,18 @@ def _check(X: Tensor, squares: Mapping[str, Tensor], dtype: torch.dtype, like: s
     if X.dtype not in (torch.float32, torch.bfloat16):
         raise RuntimeError(f"X must be float32 or bfloat16, got {name_of(X.dtype)}")
     if X.ndim != 3 or A.ndim != 3:
-        shapes = f"{listed(X.shape)} and {listed(A.shape)}"
+        shapes = f"{shown(X.shape)} and {shown(A.shape)}"
         raise RuntimeError(f"X and {first} must be (batch, m, n) and (rooms, m, m), got {shapes}")
     (count, m, n), rooms = X.shape, len(A)
     check_batch("X", X, (count, m, n), X.dtype)
     check_rows("X", X)
     if rooms == 0 < count:
-        raise RuntimeError(f"{first} must have room for a matrix, got {listed(A.shape)}")
+        raise RuntimeError(f"{first} must have room for a matrix, got {shown(A.shape)}")
     memory = Memory()
     memory.write("X", X)
     for name, t in squares.items():
         check_batch(name, t, (rooms, m, m), dtype, like)
         if not t.is_contiguous():
-            raise RuntimeError(f"{name} must be contiguous, got strides {listed(t.stride())}")
+            raise RuntimeError(f"{name} must be contiguous, got strides {shown(t.stride())}")
         memory.write(name, t)
     memory.check()

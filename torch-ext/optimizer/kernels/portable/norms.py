@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..formats import HALVES, dtype_name, exact_dtype
 from .memory import Memory
-from .refusals import listed, name_of, place
+from .refusals import name_of, place, shown
 
 NORM_SCHEMA = "(Tensor(a!) norms, Tensor X) -> ()"
 NORMALIZE_SCHEMA = "(Tensor(a!) out, Tensor X, Tensor norms, float eps, float scale) -> ()"
@@ -101,9 +101,9 @@ def _check_batch(name: str, t: Tensor, X: Tensor) -> None:
     if t.dtype not in (torch.float32, *HALVES):
         raise RuntimeError(f"{name} must be float32, float16 or bfloat16, got {name_of(t.dtype)}")
     if t.ndim != 3:
-        raise RuntimeError(f"{name} must be (batch, rows, cols), got {listed(t.shape)}")
+        raise RuntimeError(f"{name} must be (batch, rows, cols), got {shown(t.shape)}")
     if t.shape != X.shape:
-        raise RuntimeError(f"{name} must have the shape {listed(X.shape)} of X, got {listed(t.shape)}")
+        raise RuntimeError(f"{name} must have the shape {shown(X.shape)} of X, got {shown(t.shape)}")
 
 
 def norms_of_wide_(norms: Tensor, batch: Tensor) -> None:
@@ -129,4 +129,4 @@ def check_norms(norms: Tensor, X: Tensor) -> None:
         needed = f"{dtype_name(exact)} on {place(X)}"
         raise RuntimeError(f"norms must be {needed}, got {name_of(norms.dtype)} on {place(norms)}")
     if norms.shape != X.shape[:1] or not norms.is_contiguous():
-        raise RuntimeError(f"norms must be ({len(X)}), contiguous, got {listed(norms.shape)}")
+        raise RuntimeError(f"norms must be ({len(X)}), contiguous, got {shown(norms.shape)}")

@@ -31,7 +31,7 @@ def name_of(dtype: torch.dtype) -> str:
     return _NAMES.get(dtype, str(dtype))
 
 
-def listed(numbers: Iterable[int]) -> str:
+def shown(numbers: Iterable[int]) -> str:
     """Return numbers, such as sizes, as messages show them."""
     return f"({', '.join(map(str, numbers))})"
 
@@ -62,7 +62,7 @@ def check_like(name: str, t: Tensor, like: Tensor) -> None:
 def check_matrix(name: str, t: Tensor, i: int) -> None:
     """Refuse a tensor of a list that is not a matrix."""
     if t.ndim != 2:
-        raise RuntimeError(f"{name}[{i}] must be a matrix, got shape {listed(t.shape)}")
+        raise RuntimeError(f"{name}[{i}] must be a matrix, got shape {shown(t.shape)}")
 
 
 def check_matrices(name: str, matrices: Sequence[Tensor], buffer: Tensor) -> None:
@@ -78,7 +78,7 @@ def check_matrices(name: str, matrices: Sequence[Tensor], buffer: Tensor) -> Non
 def check_shape(name: str, t: Tensor, like: Tensor, of: str) -> None:
     """Refuse a tensor without the shape of `like`, which is `of` something."""
     if t.shape != like.shape:
-        raise RuntimeError(f"{name} must have the shape {listed(like.shape)} of {of}, got {listed(t.shape)}")
+        raise RuntimeError(f"{name} must have the shape {shown(like.shape)} of {of}, got {shown(t.shape)}")
 
 
 def check_buffer(name: str, buffer: Tensor, matrices: Sequence[Tensor], offsets: Optional[Sequence[int]]) -> None:
@@ -88,18 +88,18 @@ def check_buffer(name: str, buffer: Tensor, matrices: Sequence[Tensor], offsets:
         _check_offsets(name, buffer, matrices, offsets)
         return
     if buffer.ndim != 3 or len(buffer) != len(matrices):
-        raise RuntimeError(f"{name} must be ({len(matrices)}, rows, cols), got {listed(buffer.shape)}")
+        raise RuntimeError(f"{name} must be ({len(matrices)}, rows, cols), got {shown(buffer.shape)}")
     for i, t in enumerate(matrices):
         if t.shape != buffer.shape[1:]:
             raise RuntimeError(
-                f"{name} of shape {listed(buffer.shape)} needs matrices of its last two sizes, "
-                f"got {listed(t.shape)} at {i}"
+                f"{name} of shape {shown(buffer.shape)} needs matrices of its last two sizes, "
+                f"got {shown(t.shape)} at {i}"
             )
 
 
 def _check_offsets(name: str, buffer: Tensor, matrices: Sequence[Tensor], offsets: Sequence[int]) -> None:
     if buffer.ndim != 1 or not buffer.is_contiguous():
-        shape = listed(buffer.shape)
+        shape = shown(buffer.shape)
         raise RuntimeError(f"{name} must be contiguous and 1-D where offsets are given, got shape {shape}")
     if len(offsets) != len(matrices):
         raise RuntimeError(f"offsets must be one per matrix, {len(matrices)}, got {len(offsets)}")
@@ -120,7 +120,7 @@ def check_values(name: str, t: Optional[Tensor], dtype: torch.dtype, count: int,
     if t.dtype != dtype:
         raise RuntimeError(f"{name} must be {name_of(dtype)}, got {name_of(t.dtype)}")
     if t.numel() != count or not t.is_contiguous():
-        raise RuntimeError(f"{name} must have {count} elements, contiguous, got shape {listed(t.shape)}")
+        raise RuntimeError(f"{name} must have {count} elements, contiguous, got shape {shown(t.shape)}")
     if not t.is_cpu and t.device != buffer.device:
         raise RuntimeError(f"{name} must be on the CPU or on {place(buffer)}, got {place(t)}")
 
@@ -128,7 +128,7 @@ def check_values(name: str, t: Optional[Tensor], dtype: torch.dtype, count: int,
 def check_numbers(name: str, t: Tensor, count: int, buffer: Tensor) -> None:
     """Refuse numbers that are not 1 or `count` in float32 or float64."""
     if t.numel() not in (1, count):
-        raise RuntimeError(f"{name} must have 1 or {count} elements, got shape {listed(t.shape)}")
+        raise RuntimeError(f"{name} must have 1 or {count} elements, got shape {shown(t.shape)}")
     dtype = torch.float64 if t.dtype == torch.float64 else torch.float32
     check_values(name, t, dtype, t.numel(), buffer)
 
