@@ -388,10 +388,6 @@ class Muon(Optimizer):
         )
         warm_up(phases, Line("warm-up") if progress is None else progress)
 
-    def _current_plan(self) -> Plan:
-        self._refresh()
-        return self._plan
-
     @torch.inference_mode(False)  # As for a step.
     def check_copies(self) -> None:
         """Raise RuntimeError if replicas of a parameter or of its state differ in any bit, on the ranks that share it.
@@ -610,6 +606,10 @@ class Muon(Optimizer):
             self._workspace = Workspace(self._plan, self.param_groups, self.state, self._release_grads)
             self._workspace_for = now
         return gradients
+
+    def _current_plan(self) -> Plan:
+        self._refresh()
+        return self._plan
 
     def _make_plan(self) -> None:
         self._forget_plan()

@@ -20,7 +20,7 @@ from ..parameters.matrices import EXPERT_KEYS, is_stack, view_in_group
 from ..parameters.routing import IsMuon, decide, unique_parameters
 from ..parameters.settings import OF_GROUPS, SETTINGS, Group, multiplier_in_group
 from ..parameters.state import has_remainder, state_tensors
-from ..plan.gram_sums import described
+from ..plan.gram_sums import sums_described
 from ..plan.layout import local_part
 from ..plan.matrix import Matrix
 from ..plan.plain_parts import plain_parts
@@ -112,7 +112,7 @@ def explanation_of(
             held += sum(local_part(value).nbytes for value in kept.values() if isinstance(value, Tensor))
     lines = [
         *map(str, plan.exchanges),
-        *map(described, plan.sums),
+        *map(sums_described, plan.sums),
         *notes,
         *_shared_products(plan),
         *_slow_products(plan),

@@ -112,7 +112,7 @@ def remarks(routes: Iterable[Routed]) -> list[str]:
 def _little(what: str, left: Sequence[Routed]) -> str:
     reasons = Counter(map(_kind, left)).most_common()
     return (
-        f"Muon has {what}: the fallback updates {described(left)}, because of "
+        f"Muon has {what}: the fallback updates {_described(left)}, because of "
         f"{', '.join(f'{kind} ({count})' for kind, count in reasons)}. For matrices that Muon should update write "
         "use_muon=True in their group, or pass is_muon. use_muon=False for the others silences this warning. With "
         "groups_for, write these keys in its patterns"
@@ -138,7 +138,7 @@ def _with_empty_names(routes: Sequence[Routed]) -> list[Routed]:
 
 def _nameless(routes: Sequence[Routed]) -> str:
     return (
-        f"{described(routes)}: matrices without names, or with names that say nothing (a number as in nn.Sequential, "
+        f"{_described(routes)}: matrices without names, or with names that say nothing (a number as in nn.Sequential, "
         "'weight' alone as in head.named_parameters()), so Muon updates them all. It cannot know which of them are "
         "embeddings or output heads, which AdamW should update. Write Muon(groups_for(model)), which asks the modules, "
         'Muon(model.named_parameters()) where modules have names, or head.named_parameters(prefix="head"); '
@@ -164,13 +164,13 @@ def left_out(named: Iterable[tuple[str, Tensor]]) -> list[str]:
 
 def _undecided(routes: Sequence[Routed]) -> str:
     return (
-        f"{described(routes)}: stacks of matrices, or convolutions? Names do not show it, so the fallback has them. "
+        f"{_described(routes)}: stacks of matrices, or convolutions? Names do not show it, so the fallback has them. "
         "For stacks (experts, rows, cols) write expert_keys=(...) with a component of their names, or stacked=True in "
         "their group; for convolutions stacked=False; use_muon=False leaves them where they are"
     )
 
 
-def described(routes: Sequence[Routed]) -> str:
+def _described(routes: Sequence[Routed]) -> str:
     """Return a text with the number of parameters and elements, and the largest parameter."""
     largest = max(routes, key=_elements)
     example = f"{largest.name} {largest.shape}"

@@ -47,6 +47,20 @@ class Batch:
         """Rows and columns of each matrix's second moments; None if there are none."""
         return self.first.moments_shape
 
+    @property
+    def shared_products_key(self) -> Hashable:
+        """What batches that share m x m products (`chains`) have in common; the batch if it shares none."""
+        goes_once = self.equalization.rounds(*self.packed_shape) == 1
+        chain = chain_key(self.device, self.iteration)
+        if chain is None or self.first.parameter.offloaded or not goes_once:
+            return self
+        return self.device, min(self.packed_shape), chain
+
+    @property
+    def packed_bytes(self) -> int:
+        """The bytes of its packed directions."""
+        return len(self.matrices) * math.prod(self.packed_shape) * self.packed_dtype.itemsize
+
     def memory(self, count: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Return sizes and dtypes of the memory that `count` of its matrices need: directions, and factors.
 
@@ -73,20 +87,6 @@ class Batch:
         equalized = 0 if self.equalization.before == "none" else count * m * n * self.packed_dtype.itemsize
         balanced = 0 if self.moments_shape is None else count * m * n * work
         return equalized + max(self._iteration_bytes, balanced)
-
-    @property
-    def shared_products_key(self) -> Hashable:
-        """What batches that share m x m products (`chains`) have in common; the batch if it shares none."""
-        goes_once = self.equalization.rounds(*self.packed_shape) == 1
-        chain = chain_key(self.device, self.iteration)
-        if chain is None or self.first.parameter.offloaded or not goes_once:
-            return self
-        return self.device, min(self.packed_shape), chain
-
-    @property
-    def packed_bytes(self) -> int:
-        """The bytes of its packed directions."""
-        return len(self.matrices) * math.prod(self.packed_shape) * self.packed_dtype.itemsize
 
     @property
     def _iteration_bytes(self) -> int:

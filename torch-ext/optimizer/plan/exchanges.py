@@ -116,11 +116,6 @@ class Exchange:
     loads: tuple[int, ...]  # total cost of each rank's matrices
     in_flight: int  # chunks that may be on their way while one is worked on
 
-    @property
-    def _itemsizes(self) -> tuple[int, int]:
-        parameter = self.chunks[0].first.parameter
-        return parameter.packed_dtype.itemsize, parameter.update_dtype.itemsize
-
     def sent_bytes(self) -> int:
         """Return the bytes that this rank sends to others in a step."""
         return sum(chunk.messages.sent_bytes(self.position, *self._itemsizes) for chunk in self.chunks)
@@ -152,6 +147,11 @@ class Exchange:
             f"with {together} {'chunks' if together > 1 else 'chunk'} under way and one batch worked on; the largest "
             f"load is {imbalance:.2f} of the mean"
         )
+
+    @property
+    def _itemsizes(self) -> tuple[int, int]:
+        parameter = self.chunks[0].first.parameter
+        return parameter.packed_dtype.itemsize, parameter.update_dtype.itemsize
 
 
 def plan_exchanges(matrices: Sequence[Matrix], rank: int, options: ExchangeOptions) -> tuple[Exchange, ...]:

@@ -73,7 +73,7 @@ def plan_sums(matrices: Sequence[Matrix], rank: int, chunk_bytes: Optional[int])
     return tuple(map(tuple, sorted(by_ranks, key=lambda sharing: sharing[0].ranks)))
 
 
-def described(batches: Sequence[SummedBatch]) -> str:
+def sums_described(batches: Sequence[SummedBatch]) -> str:
     """Return a line for `explain()` about batches that are summed by the same ranks."""
     matrices = sum(len(batch.matrices) for batch in batches)
     messages = sum(1 + len(batch.first.iteration.windows) for batch in batches)

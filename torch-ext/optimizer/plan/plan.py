@@ -69,10 +69,6 @@ class Plan:
     fallback: tuple[FallbackBatch, ...] = ()
     terms: Mapping[Ranks, Terms] = field(default_factory=dict)  # for each set of ranks that shares with this one
 
-    @property
-    def _chunks(self) -> list[Chunk]:
-        return [chunk for exchange in self.exchanges for chunk in exchange.chunks]
-
     def shared_work(self) -> dict[tuple[int, int], SharedWork]:
         """Return who orthogonalizes each matrix that ranks work on for each other, by the matrix's key."""
         work = {}
@@ -95,6 +91,10 @@ class Plan:
     def all_batches(self) -> list[Batch]:
         """Return every batch that this process orthogonalizes."""
         return list(itertools.chain.from_iterable(self.chains()))
+
+    @property
+    def _chunks(self) -> list[Chunk]:
+        return [chunk for exchange in self.exchanges for chunk in exchange.chunks]
 
 
 def make_plan(
@@ -150,12 +150,6 @@ def failures(matrices: Iterable[Matrix]) -> dict[Ranks, str]:
     return {ranks: f"failed here: {', '.join(sorted(_failed(kinds))) or 'nothing'}" for ranks, kinds in tried.items()}
 
 
-def _failed(kinds: Iterable[tuple]) -> set[str]:
-    tasks = {(task.need.kernel, task.need.dtype, task.device) for kind in kinds for task in tasks_of(*kind, 1)}
-    wrong = {f"{kernel} {dtype} {name}" for kernel, dtype, at in tasks for name in failed(key_of(at), kernel, dtype)}
-    return wrong | {f"Triton ({fault})" for fault in map(triton_fault, {device for device, *_ in kinds}) if fault}
-
-
 def stack_groups(groups: Groups) -> list[int]:
     """Return, for each group, the number of the first group whose matrices may share batches with its matrices."""
     values = list(map(_STACKED_OF, groups))
@@ -173,16 +167,17 @@ def planned_settings(groups: Groups) -> list[tuple[Any, ...]]:
     ]
 
 
-def _work_dtype(group: Group) -> Optional[torch.dtype]:
-    """Return the work dtype that a group asks for, None where it leaves it to the device."""
-    return None if group["ns_dtype"] is None else getattr(torch, group["ns_dtype"])
-
-
 def local_indices(parameter: Parameter) -> Sequence[int]:
     """Return the indices of a parameter's matrices that this rank has a part of, perhaps an empty one, in order."""
     if parameter.shards is None:
         return range(len(parameter.view.shapes))
     return parameter.shards.local(this_rank())[1]
+
+
+def _failed(kinds: Iterable[tuple]) -> set[str]:
+    tasks = {(task.need.kernel, task.need.dtype, task.device) for kind in kinds for task in tasks_of(*kind, 1)}
+    wrong = {f"{kernel} {dtype} {name}" for kernel, dtype, at in tasks for name in failed(key_of(at), kernel, dtype)}
+    return wrong | {f"Triton ({fault})" for fault in map(triton_fault, {device for device, *_ in kinds}) if fault}
 
 
 def _parameters(groups: Groups, state: State, replica_ranks: Optional[Ranks]) -> Iterator[tuple[Parameter, bool]]:
@@ -220,6 +215,11 @@ def _parameters(groups: Groups, state: State, replica_ranks: Optional[Ranks]) ->
                 offloaded=group["offload"],
             )
             yield parameter, not p.is_meta and p not in state
+
+
+def _work_dtype(group: Group) -> Optional[torch.dtype]:
+    """Return the work dtype that a group asks for, None where it leaves it to the device."""
+    return None if group["ns_dtype"] is None else getattr(torch, group["ns_dtype"])
 
 
 def _seed_of(name: str) -> int:

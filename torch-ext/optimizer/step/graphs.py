@@ -25,7 +25,7 @@ from ..kernels.memory_parts import DEVICE_ALIGNMENT, Part, bytes_of, parts_of
 from ..parameters.settings import Group
 from ..plan.batches import Batch, Chain
 from ..rules.equalization import Equalization
-from ..tuning.race import described, loses_gpu
+from ..tuning.race import error_described, loses_gpu
 from ..tuning.tune import Stage
 from .batch_memory import BatchMemory
 from .polar_update import Packed, PackedChain, as_parameter, norms_memory, packed_memory, polar_updates
@@ -131,7 +131,7 @@ class UpdateGraphs:
             except RuntimeError as error:
                 if loses_gpu(error):
                     raise
-                return self._left_eager(kinds, buffers[device], f"it cannot be captured ({described(error)})")
+                return self._left_eager(kinds, buffers[device], f"it cannot be captured ({error_described(error)})")
             for member in members:
                 member.factors.fill_(math.nan)
             start()

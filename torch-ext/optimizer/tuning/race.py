@@ -143,7 +143,7 @@ def decide(times: Mapping[str, Timed], before: str) -> str:
     return fastest
 
 
-def described(error: BaseException) -> str:
+def error_described(error: BaseException) -> str:
     """Return an error's class and the beginning of its text."""
     return f"{type(error).__name__}: {str(error)[:200]}"
 
@@ -179,8 +179,8 @@ def dropping(name: str, dropped: dict[str, str]) -> Iterator[None]:
         if lacks_memory(error):
             raise
         if loses_gpu(error):
-            raise LostGpuError(name, described(error)) from error
-        dropped[name] = described(error)
+            raise LostGpuError(name, error_described(error)) from error
+        dropped[name] = error_described(error)
 
 
 def _done_once(work: Work) -> Work:
