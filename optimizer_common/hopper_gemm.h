@@ -72,15 +72,15 @@ inline Panels check_panels(const char* name, const Tensor& t, int64_t k, bool wr
 }
 
 inline void check_hopper_sizes(const Tensor& a, int64_t sections) {
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  constexpr int64_t kLargestInt = std::numeric_limits<int32_t>::max();
   STD_TORCH_CHECK(a.scalar_type() == ScalarType::Half || a.scalar_type() == ScalarType::BFloat16,
                   "A must be float16 or bfloat16, got ", a.scalar_type());
-  STD_TORCH_CHECK(a.dim() == 3 && a.size(2) > 0 && a.size(2) <= kMost, "A must be (batch, m, k) with 0 < k < 2^31, got ",
-                  shape(a));
+  STD_TORCH_CHECK(a.dim() == 3 && a.size(2) > 0 && a.size(2) <= kLargestInt,
+                  "A must be (batch, m, k) with 0 < k < 2^31, got ", shape(a));
   const int64_t side = ceil_div(a.size(1), hopper::kSquare);
   const int64_t more = sections > 1 ? hopper::kAtOnce * sections : 0;
   const bool is_counted =
-      side == 0 || (side <= hopper::kMostSide && a.size(0) <= kMost / (hopper::triangle(side) + more));
+      side == 0 || (side <= hopper::kMostSide && a.size(0) <= kLargestInt / (hopper::triangle(side) + more));
   STD_TORCH_CHECK(a.size(1) % kSideStep == 0 && is_counted, "m must be a multiple of ", kSideStep,
                   ", and all results together have fewer than 2^31 squares of ", hopper::kSquare,
                   " and sections of them, got A ", shape(a));

@@ -33,11 +33,11 @@ OPTIMIZER_INLINE T gradient_divisor(double grad_scale, bool maximize) {
 }
 
 inline bool has_blocks_along_rows(const Tensor& momentum, const Tensor& scale) {
-  return scale.size(0) == momentum.size(0) && scale.size(1) == ceil_div(momentum.size(1), kBlock);
+  return scale.size(0) == momentum.size(0) && scale.size(1) == ceil_div(momentum.size(1), kMomentumBlock);
 }
 
 inline bool has_blocks_along_columns(const Tensor& momentum, const Tensor& scale) {
-  return scale.size(0) == ceil_div(momentum.size(0), kBlock) && scale.size(1) == momentum.size(1);
+  return scale.size(0) == ceil_div(momentum.size(0), kMomentumBlock) && scale.size(1) == momentum.size(1);
 }
 
 // Momentum in 8 bits, with a matrix of scales for each of codes.
@@ -54,8 +54,8 @@ inline void check_codes(const Tensors& momentum, const Tensors& scale, const Ten
                     "] must be Char and momentum_scale[", i, "] Float, got ", m.scalar_type(), " and ",
                     s.scalar_type());
     STD_TORCH_CHECK(has_blocks_along_rows(m, s) || has_blocks_along_columns(m, s), "momentum_scale[", i,
-                    "] must have an element for each ", kBlock, " of a row or of a column of ", shape(m), ", got ",
-                    shape(s));
+                    "] must have an element for each ", kMomentumBlock, " of a row or of a column of ", shape(m),
+                    ", got ", shape(s));
   }
 }
 

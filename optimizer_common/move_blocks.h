@@ -105,8 +105,8 @@ inline void check_moved(const Tensor& matrices, const Tensor& buffer, const Tens
   STD_TORCH_CHECK(matrices.scalar_type() == buffer.scalar_type(), "matrices and buffer must have one dtype, got ",
                   matrices.scalar_type(), " and ", buffer.scalar_type());
   const auto sizes = matrices.sizes();
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  STD_TORCH_CHECK(matrices.dim() == 3 && *std::max_element(sizes.begin(), sizes.end()) <= kMost,
+  constexpr int64_t kLargestInt = std::numeric_limits<int32_t>::max();
+  STD_TORCH_CHECK(matrices.dim() == 3 && *std::max_element(sizes.begin(), sizes.end()) <= kLargestInt,
                   "matrices must be (B, rows, cols), each less than 2^31, got ", shape(matrices));
   STD_TORCH_CHECK(buffer.dim() == 1 && buffer.is_contiguous(), "buffer must be contiguous and 1-D, got shape ",
                   shape(buffer), " with strides ", tuple(buffer.strides()));

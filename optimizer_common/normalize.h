@@ -52,10 +52,10 @@ void normalize_cuda(const Normalize& call);
 // comparison is true of a NaN.
 OPTIMIZER_INLINE float multiplier_of(double norm, double eps, double scale) {
   // Smaller norms than the smallest normal number have no digits left to scale up.
-  constexpr double kLeast = std::numeric_limits<float>::min(), kMost = std::numeric_limits<float>::max();
-  const double least = eps > kLeast ? eps : kLeast;
+  constexpr double kLeastNormal = std::numeric_limits<float>::min(), kLargest = std::numeric_limits<float>::max();
+  const double least = eps > kLeastNormal ? eps : kLeastNormal;
   const double exact = scale / (norm < least ? least : norm);
-  return static_cast<float>(exact > kMost ? kMost : exact);
+  return static_cast<float>(exact > kLargest ? kLargest : exact);
 }
 
 inline void check_batch(const char* name, const Tensor& t, const Tensor& like) {

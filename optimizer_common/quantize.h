@@ -18,8 +18,8 @@
 namespace optimizer {
 
 // The scales take a 16th of what the codes take. A tile holds whole blocks, however it is cut.
-constexpr int64_t kBlock = 64;
-static_assert(kTileSide % kBlock == 0 && kTileArea % kBlock == 0);
+constexpr int64_t kMomentumBlock = 64;
+static_assert(kTileSide % kMomentumBlock == 0 && kTileArea % kMomentumBlock == 0);
 
 constexpr int kLargestCode = 127;
 
@@ -64,7 +64,7 @@ OPTIMIZER_INLINE T dequantize(T code, T scale) {
 
 // Where the scale of the block is that has this element.
 OPTIMIZER_INLINE float* scale_of(const View& scales, int64_t row, int64_t col) {
-  return reinterpret_cast<float*>(address(scales, ScalarType::Float, row, col / kBlock));
+  return reinterpret_cast<float*>(address(scales, ScalarType::Float, row, col / kMomentumBlock));
 }
 
 }  // namespace optimizer

@@ -49,7 +49,7 @@ OPTIMIZER_AMX inline void leave(const TileState& before) {
 }
 
 OPTIMIZER_AMX inline void accumulate(float* sums, const BFloat16* a, const BFloat16* b, int64_t steps, bool first) {
-  constexpr int64_t kSums = kTile * kTile, kNumbers = kTile * kBlock, kRowBytes = 64;
+  constexpr int64_t kSums = kTile * kTile, kNumbers = kTile * kBlockSide, kRowBytes = 64;
   // The compiler does not know that the loading intrinsics read memory.
   asm volatile("" ::: "memory");
   if (first) {

@@ -48,40 +48,40 @@ OPTIMIZER_AVX512 inline void transpose(BFloat16* to, const BFloat16* from, int64
   for (int pair = 0; pair < kTile; ++pair) {
     const __m512i first = _mm512_mask_blend_epi16(kHigh, even[pair], _mm512_slli_epi32(odd[pair], 16));
     const __m512i second = _mm512_mask_blend_epi16(kHigh, _mm512_srli_epi32(even[pair], 16), odd[pair]);
-    _mm512_store_si512(to + 2 * pair * kBlock, first);
-    _mm512_store_si512(to + (2 * pair + 1) * kBlock, second);
+    _mm512_store_si512(to + 2 * pair * kBlockSide, first);
+    _mm512_store_si512(to + (2 * pair + 1) * kBlockSide, second);
   }
 }
 
 OPTIMIZER_AVX512 inline void copy_rows(BFloat16* to, const BFloat16* from, int64_t stride) {
-  for (int64_t row = 0; row < kBlock; ++row) {
-    _mm512_store_si512(to + row * kBlock, _mm512_loadu_si512(from + row * stride));
+  for (int64_t row = 0; row < kBlockSide; ++row) {
+    _mm512_store_si512(to + row * kBlockSide, _mm512_loadu_si512(from + row * stride));
   }
 }
 
 // B with rows as runs: each pair of rows interleaved.
 OPTIMIZER_AVX512 inline void interleave(BFloat16* to, const BFloat16* from, int64_t stride) {
-  alignas(64) uint16_t places[2][kBlock];
-  for (int i = 0; i < kBlock; ++i) {
-    places[0][i] = i / 2 + i % 2 * kBlock;
+  alignas(64) uint16_t places[2][kBlockSide];
+  for (int i = 0; i < kBlockSide; ++i) {
+    places[0][i] = i / 2 + i % 2 * kBlockSide;
     places[1][i] = places[0][i] + kTile;
   }
   const __m512i left = _mm512_load_si512(places[0]), right = _mm512_load_si512(places[1]);
-  for (int pair = 0; pair < kTile; ++pair, to += kBlock) {
+  for (int pair = 0; pair < kTile; ++pair, to += kBlockSide) {
     const __m512i first = _mm512_loadu_si512(from + 2 * pair * stride);
     const __m512i second = _mm512_loadu_si512(from + (2 * pair + 1) * stride);
     _mm512_store_si512(to, _mm512_permutex2var_epi16(first, left, second));
-    _mm512_store_si512(to + kTile * kBlock, _mm512_permutex2var_epi16(first, right, second));
+    _mm512_store_si512(to + kTile * kBlockSide, _mm512_permutex2var_epi16(first, right, second));
   }
 }
 
 // B with columns as runs.
 OPTIMIZER_AVX512 inline void arrange_columns(BFloat16* to, const BFloat16* from, int64_t stride) {
-  for (int tile = 0; tile < 2; ++tile, to += kTile * kBlock, from += kTile * stride) {
+  for (int tile = 0; tile < 2; ++tile, to += kTile * kBlockSide, from += kTile * stride) {
     __m512i pairs[kTile];
     transpose_words(pairs, from, stride);
     for (int pair = 0; pair < kTile; ++pair) {
-      _mm512_store_si512(to + pair * kBlock, pairs[pair]);
+      _mm512_store_si512(to + pair * kBlockSide, pairs[pair]);
     }
   }
 }
@@ -91,12 +91,12 @@ constexpr int kRows = 8;
 
 OPTIMIZER_AVX512_INLINE void add_step(__m512 (&sums)[kRows][2], const BFloat16* a, const BFloat16* b) {
   for (int64_t pair = 0; pair < kTile; ++pair) {
-    const __m512bh left = (__m512bh)_mm512_load_si512(b + pair * kBlock);
-    const __m512bh right = (__m512bh)_mm512_load_si512(b + (kTile + pair) * kBlock);
+    const __m512bh left = (__m512bh)_mm512_load_si512(b + pair * kBlockSide);
+    const __m512bh right = (__m512bh)_mm512_load_si512(b + (kTile + pair) * kBlockSide);
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
       int32_t both;
-      std::memcpy(&both, a + row * kBlock + 2 * pair, sizeof(both));
+      std::memcpy(&both, a + row * kBlockSide + 2 * pair, sizeof(both));
       const __m512bh factor = (__m512bh)_mm512_set1_epi32(both);
       sums[row][0] = _mm512_dpbf16_ps(sums[row][0], left, factor);
       sums[row][1] = _mm512_dpbf16_ps(sums[row][1], right, factor);
@@ -105,7 +105,7 @@ OPTIMIZER_AVX512_INLINE void add_step(__m512 (&sums)[kRows][2], const BFloat16* 
 }
 
 OPTIMIZER_AVX512 inline void accumulate(float* sums, const BFloat16* a, const BFloat16* b, int64_t steps, bool first) {
-  for (int64_t top = 0; top < kBlock; top += kRows) {
+  for (int64_t top = 0; top < kBlockSide; top += kRows) {
     float* left = sums + top / kTile * 2 * kTile * kTile + top % kTile * kTile;
     __m512 rows[kRows][2];
 #pragma GCC unroll 8
@@ -114,7 +114,7 @@ OPTIMIZER_AVX512 inline void accumulate(float* sums, const BFloat16* a, const BF
       rows[row][1] = first ? _mm512_setzero_ps() : _mm512_load_ps(left + (kTile + row) * kTile);
     }
     for (int64_t step = 0; step < steps; ++step) {
-      add_step(rows, a + step * kBlockArea + top * kBlock, b + step * kBlockArea);
+      add_step(rows, a + step * kBlockArea + top * kBlockSide, b + step * kBlockArea);
     }
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
@@ -125,7 +125,7 @@ OPTIMIZER_AVX512 inline void accumulate(float* sums, const BFloat16* a, const BF
 }
 
 OPTIMIZER_AVX512 inline void round(BFloat16* to, const float* sums) {
-  for (int64_t row = 0; row < kBlock; ++row, to += kBlock) {
+  for (int64_t row = 0; row < kBlockSide; ++row, to += kBlockSide) {
     const __m512 left = _mm512_load_ps(sums + place_of_sum(row, 0));
     const __m512 right = _mm512_load_ps(sums + place_of_sum(row, kTile));
     _mm512_store_si512(to, (__m512i)_mm512_cvtne2ps_pbh(right, left));

@@ -15,9 +15,9 @@
 
 namespace optimizer {
 
-constexpr int64_t kBlock = 32;
+constexpr int64_t kBlockSide = 32;
 constexpr int64_t kTile = 16;
-constexpr int64_t kBlockArea = kBlock * kBlock;
+constexpr int64_t kBlockArea = kBlockSide * kBlockSide;
 
 // What is done with the sums of a block.
 template <class Result>
@@ -83,8 +83,8 @@ template <class Element>
 OPTIMIZER_INLINE void copy_block(Element* to, int64_t to_stride, const Element* from, int64_t from_stride,
                                  const Box& box) {
   for (int64_t row = 0; row < box.rows; ++row, to += to_stride, from += from_stride) {
-    if (box.cols == kBlock) {
-      std::memcpy(to, from, kBlock * sizeof(Element));
+    if (box.cols == kBlockSide) {
+      std::memcpy(to, from, kBlockSide * sizeof(Element));
     } else {
       std::memcpy(to, from, box.cols * sizeof(Element));
     }
@@ -103,13 +103,13 @@ OPTIMIZER_INLINE void scale(float* sums, const Epilogue<Result>& by, const Box& 
     alignas(64) Result padded[kBlockArea];
     const Result* d = by.d + box.row * by.d_stride + box.col;
     int64_t stride = by.d_stride;
-    if (box.rows < kBlock || box.cols < kBlock) {
+    if (box.rows < kBlockSide || box.cols < kBlockSide) {
       std::memset(static_cast<void*>(padded), 0, sizeof(padded));
-      copy_block(padded, kBlock, d, stride, box);
+      copy_block(padded, kBlockSide, d, stride, box);
       d = padded;
-      stride = kBlock;
+      stride = kBlockSide;
     }
-    for (int64_t i = 0; i < 2 * kBlock; ++i) {
+    for (int64_t i = 0; i < 2 * kBlockSide; ++i) {
       const int64_t row = i / 2, col = i % 2 * kTile;
       for (int64_t lane = 0; lane < kTile; ++lane) {
         float& sum = sums[place_of_sum(row, col) + lane];
@@ -129,19 +129,19 @@ OPTIMIZER_INLINE void finish_block(float* sums, const Epilogue<Result>& by, cons
   round(block, sums);
   Result* const c = by.c + box.row * by.c_stride + box.col;
   if (!by.symmetric) {
-    return copy_block(c, by.c_stride, block, kBlock, box);
+    return copy_block(c, by.c_stride, block, kBlockSide, box);
   }
-  transpose(mirror, block, kBlock);
+  transpose(mirror, block, kBlockSide);
   if (box.row == box.col) {
-    for (int64_t row = 0; row < kBlock; ++row) {
-      const int64_t right = row * kBlock + row + 1;
-      std::memcpy(static_cast<void*>(block + right), mirror + right, (kBlock - row - 1) * sizeof(Result));
+    for (int64_t row = 0; row < kBlockSide; ++row) {
+      const int64_t right = row * kBlockSide + row + 1;
+      std::memcpy(static_cast<void*>(block + right), mirror + right, (kBlockSide - row - 1) * sizeof(Result));
     }
   } else {
     const Box mirrored{box.col, box.row, box.cols, box.rows};
-    copy_block(by.c + box.col * by.c_stride + box.row, by.c_stride, mirror, kBlock, mirrored);
+    copy_block(by.c + box.col * by.c_stride + box.row, by.c_stride, mirror, kBlockSide, mirrored);
   }
-  copy_block(c, by.c_stride, block, kBlock, box);
+  copy_block(c, by.c_stride, block, kBlockSide, box);
 }
 
 }  // namespace optimizer

@@ -11,8 +11,8 @@ namespace optimizer::float32 {
 
 // A packed block has 32 rows of A, or for each k the 32 columns of B.
 inline void copy_rows(float* to, const float* from, int64_t stride) {
-  for (int64_t row = 0; row < kBlock; ++row) {
-    std::memcpy(to + row * kBlock, from + row * stride, kBlock * sizeof(float));
+  for (int64_t row = 0; row < kBlockSide; ++row) {
+    std::memcpy(to + row * kBlockSide, from + row * stride, kBlockSide * sizeof(float));
   }
 }
 
@@ -22,11 +22,13 @@ typedef float FourAnywhere __attribute__((vector_size(16), aligned(4), may_alias
 // Squares of 4 x 4 in registers.
 inline void transpose(float* to, const float* from, int64_t stride) {
   for (int64_t square = 0; square < kBlockArea; square += 16) {
-    const int64_t top = square / (4 * kBlock) * 4, left = square / 4 % kBlock;
+    const int64_t top = square / (4 * kBlockSide) * 4, left = square / 4 % kBlockSide;
     const auto row = [&](int64_t i) {
       return *reinterpret_cast<const FourAnywhere*>(from + (top + i) * stride + left);
     };
-    const auto column = [&](int64_t i) -> Four& { return *reinterpret_cast<Four*>(to + (left + i) * kBlock + top); };
+    const auto column = [&](int64_t i) -> Four& {
+      return *reinterpret_cast<Four*>(to + (left + i) * kBlockSide + top);
+    };
     const Four rows[] = {row(0), row(1), row(2), row(3)};
     const Four low01 = __builtin_shufflevector(rows[0], rows[1], 0, 4, 1, 5);
     const Four high01 = __builtin_shufflevector(rows[0], rows[1], 2, 6, 3, 7);
@@ -44,15 +46,15 @@ inline void transpose(float* to, const float* from, int64_t stride) {
 template <class Vector, int kHeight>
 OPTIMIZER_INLINE void add_rows(float* sums, const float* a, const float* b, int64_t steps, bool first, int64_t top,
                                int64_t left) {
-  constexpr int64_t kLanes = sizeof(Vector) / sizeof(float);
+  constexpr int64_t kPerVector = sizeof(Vector) / sizeof(float);
   Vector rows[kHeight][2] = {};
   for (int64_t step = 0; step < steps; ++step, a += kBlockArea, b += kBlockArea) {
 #pragma GCC unroll 2
-    for (int64_t k = 0; k < kBlock; ++k) {
-      const Vector* const columns = reinterpret_cast<const Vector*>(b + k * kBlock + left);
+    for (int64_t k = 0; k < kBlockSide; ++k) {
+      const Vector* const columns = reinterpret_cast<const Vector*>(b + k * kBlockSide + left);
 #pragma GCC unroll 8
       for (int row = 0; row < kHeight; ++row) {
-        const float factor = a[(top + row) * kBlock + k];
+        const float factor = a[(top + row) * kBlockSide + k];
         rows[row][0] += factor * columns[0];
         rows[row][1] += factor * columns[1];
       }
@@ -61,7 +63,7 @@ OPTIMIZER_INLINE void add_rows(float* sums, const float* a, const float* b, int6
 #pragma GCC unroll 8
   for (int row = 0; row < kHeight; ++row) {
     for (int side = 0; side < 2; ++side) {
-      Vector& sum = *reinterpret_cast<Vector*>(sums + place_of_sum(top + row, left + side * kLanes));
+      Vector& sum = *reinterpret_cast<Vector*>(sums + place_of_sum(top + row, left + side * kPerVector));
       sum = first ? rows[row][side] : sum + rows[row][side];
     }
   }
@@ -70,18 +72,18 @@ OPTIMIZER_INLINE void add_rows(float* sums, const float* a, const float* b, int6
 // A block's rows in groups of these heights: as many as have their sums in registers.
 template <class Vector, int... kHeights>
 OPTIMIZER_INLINE void add_block(float* sums, const float* a, const float* b, int64_t steps, bool first) {
-  static_assert((kHeights + ...) == kBlock);
+  static_assert((kHeights + ...) == kBlockSide);
   constexpr int64_t kWidth = 2 * sizeof(Vector) / sizeof(float);
-  for (int64_t left = 0; left < kBlock; left += kWidth) {
+  for (int64_t left = 0; left < kBlockSide; left += kWidth) {
     int64_t top = 0;
     ((add_rows<Vector, kHeights>(sums, a, b, steps, first, top, left), top += kHeights), ...);
   }
 }
 
 OPTIMIZER_INLINE void round(float* to, const float* sums) {
-  for (int64_t row = 0; row < kBlock; ++row) {
-    std::memcpy(to + row * kBlock, sums + place_of_sum(row, 0), kTile * sizeof(float));
-    std::memcpy(to + row * kBlock + kTile, sums + place_of_sum(row, kTile), kTile * sizeof(float));
+  for (int64_t row = 0; row < kBlockSide; ++row) {
+    std::memcpy(to + row * kBlockSide, sums + place_of_sum(row, 0), kTile * sizeof(float));
+    std::memcpy(to + row * kBlockSide + kTile, sums + place_of_sum(row, kTile), kTile * sizeof(float));
   }
 }
 

@@ -17,9 +17,9 @@ OPTIMIZER_INLINE BFloat16 element(const BFloat16* from, int64_t stride, int64_t 
 
 template <bool kAlongK>
 void arrange_a(BFloat16* to, const BFloat16* from, int64_t stride) {
-  for (int64_t i = 0; i < kBlock; ++i) {
-    for (int64_t k = 0; k < kBlock; ++k) {
-      to[i * kBlock + k] = element<kAlongK>(from, stride, i, k);
+  for (int64_t i = 0; i < kBlockSide; ++i) {
+    for (int64_t k = 0; k < kBlockSide; ++k) {
+      to[i * kBlockSide + k] = element<kAlongK>(from, stride, i, k);
     }
   }
 }
@@ -27,7 +27,7 @@ void arrange_a(BFloat16* to, const BFloat16* from, int64_t stride) {
 // Each pair of numbers along k as 32 bits, its first number in the low half.
 template <bool kAlongK>
 void arrange_b(BFloat16* to, const BFloat16* from, int64_t stride) {
-  for (int64_t i = 0; i < kBlock; ++i, to += kBlock) {
+  for (int64_t i = 0; i < kBlockSide; ++i, to += kBlockSide) {
     const int64_t left = i / kTile * kTile, k = i % kTile * 2;
     uint32_t pairs[kTile];
     for (int64_t lane = 0; lane < kTile; ++lane) {
@@ -55,12 +55,12 @@ OPTIMIZER_INLINE void add_rows(float* sums, const BFloat16* a, const BFloat16* b
   Eight rows[kRowsAtOnce][2];
   std::memcpy(rows, sums, sizeof(rows));
   for (int64_t step = 0; step < steps; ++step, a += kBlockArea, b += kBlockArea) {
-    for (int64_t k = 0; k < kBlock; k += 2) {
+    for (int64_t k = 0; k < kBlockSide; k += 2) {
       const Pairs* const columns = reinterpret_cast<const Pairs*>(b + k * kTile);
 #pragma GCC unroll 4
       for (int64_t row = 0; row < kRowsAtOnce; ++row) {
         uint32_t pair;
-        std::memcpy(&pair, a + row * kBlock + k, sizeof(pair));
+        std::memcpy(&pair, a + row * kBlockSide + k, sizeof(pair));
         const Pairs both = Pairs{} + pair;
         const Eight first = reinterpret_cast<Eight>(both << 16), second = reinterpret_cast<Eight>(both & kSecond);
 #pragma GCC unroll 2
@@ -78,18 +78,18 @@ OPTIMIZER_CLONES void accumulate(float* sums, const BFloat16* a, const BFloat16*
   if (first) {
     std::fill_n(sums, kBlockArea, 0.0f);
   }
-  for (int64_t left = 0; left < kBlock; left += kTile) {
-    for (int64_t row = 0; row < kBlock; row += kRowsAtOnce) {
-      add_rows(sums + place_of_sum(row, left), a + row * kBlock, b + left * kBlock, steps);
+  for (int64_t left = 0; left < kBlockSide; left += kTile) {
+    for (int64_t row = 0; row < kBlockSide; row += kRowsAtOnce) {
+      add_rows(sums + place_of_sum(row, left), a + row * kBlockSide, b + left * kBlockSide, steps);
     }
   }
 }
 
 OPTIMIZER_INLINE void round(BFloat16* to, const float* sums) {
-  for (int64_t i = 0; i < 2 * kBlock; ++i) {
+  for (int64_t i = 0; i < 2 * kBlockSide; ++i) {
     const int64_t row = i / 2, left = i % 2 * kTile;
     for (int64_t lane = 0; lane < kTile; ++lane) {
-      to[row * kBlock + left + lane] = narrow<BFloat16>(sums[place_of_sum(row, left) + lane]);
+      to[row * kBlockSide + left + lane] = narrow<BFloat16>(sums[place_of_sum(row, left) + lane]);
     }
   }
 }

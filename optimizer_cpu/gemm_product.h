@@ -40,25 +40,25 @@ struct Operand {
     for (int64_t slow = 0; slow < slow_end; ++slow) {
       for (int64_t fast = 0; fast < fast_end; ++fast) {
         const int64_t panel = runs.along_k ? slow : fast, step = runs.along_k ? fast : slow;
-        const int64_t first = (panels.begin + panel) * kBlock, k_first = (steps.begin + step) * kBlock;
+        const int64_t first = (panels.begin + panel) * kBlockSide, k_first = (steps.begin + step) * kBlockSide;
         pack_block(to + (panel * steps.size() + step) * kBlockArea, from + first * outer_stride + k_first * k_stride,
-                   std::min(kBlock, outer - first), std::min(kBlock, k - k_first));
+                   std::min(kBlockSide, outer - first), std::min(kBlockSide, k - k_first));
       }
     }
   }
 
  private:
   void pack_block(Element* to, const Element* from, int64_t size, int64_t depth) const {
-    if (size == kBlock && depth == kBlock) {
+    if (size == kBlockSide && depth == kBlockSide) {
       return arrange[runs.along_k](to, from, runs.stride);
     }
     alignas(64) Element padded[kBlockArea];
     std::memset(static_cast<void*>(padded), 0, sizeof(padded));
     const int64_t lines = runs.along_k ? size : depth, length = runs.along_k ? depth : size;
     for (int64_t line = 0; line < lines; ++line) {
-      std::memcpy(padded + line * kBlock, from + line * runs.stride, length * sizeof(Element));
+      std::memcpy(padded + line * kBlockSide, from + line * runs.stride, length * sizeof(Element));
     }
-    arrange[runs.along_k](to, padded, kBlock);
+    arrange[runs.along_k](to, padded, kBlockSide);
   }
 };
 
@@ -67,7 +67,7 @@ class Product {
  public:
   Product(const Gemm<Element, Result>& call, const Instructions<Element>& by)
       : call_(call), by_(by), a_{call.a, by.arrange_a, call.m, call.k}, b_{call.b, by.arrange_b, call.n, call.k} {
-    steps_ = ceil_div(call.k, kBlock);
+    steps_ = ceil_div(call.k, kBlockSide);
     run_ = ceil_div(steps_, std::max<int64_t>(1, ceil_div(steps_, by.sizes.steps)));
     width_ = std::min(by.sizes.cols, std::max(kLeastWidth, by.sizes.whole / std::max<int64_t>(1, steps_)));
     // Columns that are overwritten have to be packed before that.
@@ -76,8 +76,8 @@ class Product {
   }
 
   const Gemm<Element, Result>& call() const { return call_; }
-  int64_t rows() const { return ceil_div(call_.m, kBlock); }
-  int64_t cols() const { return ceil_div(call_.n, kBlock); }
+  int64_t rows() const { return ceil_div(call_.m, kBlockSide); }
+  int64_t cols() const { return ceil_div(call_.n, kBlockSide); }
   int64_t steps() const { return steps_; }
 
   // Columns and rows of blocks that a thread does well to work on at once; all rows where packed columns serve them all.
@@ -169,8 +169,8 @@ class Product {
   }
 
   Box box(int64_t row, int64_t col) const {
-    const int64_t rows = std::min(kBlock, call_.m - row * kBlock), cols = std::min(kBlock, call_.n - col * kBlock);
-    return {row * kBlock, col * kBlock, rows, cols};
+    const int64_t top = row * kBlockSide, left = col * kBlockSide;
+    return {top, left, std::min(kBlockSide, call_.m - top), std::min(kBlockSide, call_.n - left)};
   }
 
   const Gemm<Element, Result>& call_;

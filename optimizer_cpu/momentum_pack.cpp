@@ -14,9 +14,9 @@ namespace {
 template <class T, class Work>
 OPTIMIZER_INLINE void for_each_block(T* values, const View& scales, const Box& box, const Work& work) {
   for (int64_t r = 0; r < box.rows; ++r) {
-    for (int64_t c = 0; c < box.cols; c += kBlock) {
+    for (int64_t c = 0; c < box.cols; c += kMomentumBlock) {
       T* const block = values + r * box.cols + c;
-      work(block, std::min(kBlock, box.cols - c), scale_of(scales, box.row + r, box.col + c));
+      work(block, std::min(kMomentumBlock, box.cols - c), scale_of(scales, box.row + r, box.col + c));
     }
   }
 }

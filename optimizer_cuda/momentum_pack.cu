@@ -120,8 +120,8 @@ __global__ void __launch_bounds__(kThreads) pack(const __grid_constant__ PackLau
 
 // Threads that share a block of codes, and how many neighbours each has of them.
 constexpr int kSharers = kThreads / kTileSide;
-constexpr int kCodes = kBlock / kSharers;
-static_assert(kBlock == kTileSide && kCodes == sizeof(uint4));
+constexpr int kCodes = kMomentumBlock / kSharers;
+static_assert(kMomentumBlock == kTileSide && kCodes == sizeof(uint4));
 
 struct alignas(uint4) Codes {
   int8_t code[kCodes];

@@ -9,7 +9,7 @@ from .tracing import constant_while_traced
 # Parameters of these dtypes may be rounded stochastically.
 HALVES = (torch.float16, torch.bfloat16)
 
-# Neighbours that share a scale in momentum of 8 bits: kBlock of the compiled operations.
+# Neighbours that share a scale in momentum of 8 bits: kMomentumBlock of the compiled operations.
 BLOCK = 64
 
 # The unit roundoff of the formats to which `torch.set_float32_matmul_precision` lets torch round the factors of float32
