@@ -175,6 +175,7 @@ class Muon(Optimizer):
         "_cuda_graphs",
         "_is_muon",
         "_reasons",
+        "_uncut",
         "_exchange",
         "_replica_ranks",
         "_release_grads",
@@ -192,6 +193,7 @@ class Muon(Optimizer):
     _norms: Sequence[UpdateNorms] = ()  # of the last step
     _grad_scale: Optional[Tensor] = None  # of the last step
     _warned_no_gradient = False  # whether it has said that no parameter has a gradient
+    _uncut: Sequence[Any] = ()  # what `groups_for` could not find out
     _is_made = False  # whether the constructor has checked all groups at once
 
     @with_known_arguments
@@ -261,6 +263,7 @@ class Muon(Optimizer):
         self._cuda_graphs = flag("cuda_graphs", cuda_graphs)
         self._graphs = UpdateGraphs()
         self._handle = handle_of(self)
+        self._uncut = getattr(params, "uncut", ())
         params = params_as_list(params, least=1)
         super().__init__(params, defaults)
         self._refresh()
@@ -357,7 +360,7 @@ class Muon(Optimizer):
         """
         self._refresh()
         notes = self._graphs.described(self._plan.chains(), self.param_groups) if self._cuda_graphs else ()
-        return explanation_of(self.param_groups, self._plan, self._reasons, self.state, notes)
+        return explanation_of(self.param_groups, self._plan, self._reasons, self.state, notes, self._uncut)
 
     @torch.inference_mode(False)  # As for a step.
     def warmup(self, progress: Optional[Progress] = None, budget: float = 60.0) -> None:

@@ -13,7 +13,7 @@ from ..kernels.native import IS_PORTABLE
 from ..kernels.products import NATIVE
 from ..kernels.provenance import build_info
 from ..learning_rate import UPDATE_RMS, check_update_rms
-from ..parameters.advice import advice, remarks
+from ..parameters.advice import Uncut, advice, remarks, still_uncut, uncut_lines
 from ..parameters.argument_checks import params_as_list
 from ..parameters.groups import named_parameters, reason_of
 from ..parameters.matrices import EXPERT_KEYS, is_stack, view_in_group
@@ -90,11 +90,17 @@ def route(
 
 
 def explanation_of(
-    groups: Sequence[Group], plan: Plan, reasons: Mapping[Tensor, str], state: State, notes: Iterable[str] = ()
+    groups: Sequence[Group],
+    plan: Plan,
+    reasons: Mapping[Tensor, str],
+    state: State,
+    notes: Iterable[str] = (),
+    uncut: Iterable[Uncut] = (),
 ) -> Explanation:
     """Return a row for each parameter of `groups`, a line for each exchange of their `plan`, and these `notes`.
 
-    `state` is the optimizer's state by parameter. Frozen parameters have none and cost nothing.
+    `state` is the optimizer's state by parameter. Frozen parameters have none and cost nothing. `uncut` is what
+    `groups_for` could not find out.
     """
     planned, shared = iter(plan.matrices), plan.shared_work()
     rows, held = [], 0
@@ -117,7 +123,7 @@ def explanation_of(
         *_shared_products(plan),
         *_slow_products(plan),
     ]
-    lines += [*advice(rows), *plain_parts(groups), *remarks(rows)]
+    lines += [*advice(rows), *plain_parts(groups), *remarks(rows), *uncut_lines(still_uncut(uncut, groups))]
     if IS_PORTABLE:
         lines.append(_PORTABLE.format(variant=build_info().variant or "this build"))
     if plan.terms:

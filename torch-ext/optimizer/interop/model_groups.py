@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Collection, Iterable, Mapping, Optional
+from typing import Any, Collection, Iterable, Mapping, Optional, Sequence
 
 from torch import Tensor, nn
 
 from ..explain import Explanation, Route, route_in_group
-from ..parameters.advice import advice, left_out, remarks
+from ..parameters.advice import Uncut, advice, left_out, remarks, uncut_lines
 from ..parameters.matrices import is_stack
 from ..parameters.names import bare_name, unparametrized
 from ..parameters.roles import role_by_name
@@ -23,11 +23,15 @@ GUESSED_HEAD = "output_head:last_linear"
 
 
 class Groups(list):
-    """Groups for `Muon`, a list of dicts; printed as a table of the choices, whose rows are `choices.rows`."""
+    """Groups for `Muon`, a list of dicts; printed as a table of the choices, whose rows are `choices.rows`.
 
-    def __init__(self, groups: Iterable[dict[str, Any]], choices: Explanation):
+    `uncut` is for `explain()` of the Muon that gets these groups.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], choices: Explanation, uncut: Sequence[Uncut]):
         super().__init__(groups)
         self.choices = choices
+        self.uncut = uncut
 
     def __str__(self) -> str:
         return str(self.choices)
@@ -86,8 +90,10 @@ def chosen_groups(
         settings = overruled(names, p, chooser.settings_of(names, p), patterns)
         groups.setdefault(repr(settings), {**settings, "params": []})["params"].append((names[0], p))
         rows.append(_row(names[0], p, settings))
-    notes = advice(rows) + remarks(rows) + chooser.remarks(rows) + left_out(all_named)
-    return Groups(groups.values(), Explanation(rows, notes))
+    by_pattern = {row.name for row in rows if row.reason.startswith("pattern:")}
+    uncut = [each for each in chooser.uncut if each.name not in by_pattern]
+    notes = advice(rows) + remarks(rows) + uncut_lines(uncut) + left_out(all_named)
+    return Groups(groups.values(), Explanation(rows, notes), uncut)
 
 
 class _Chooser:
@@ -99,7 +105,7 @@ class _Chooser:
         self._heads = heads_of(model)
         self._undecayed = undecayed
         self._undecayed_by_model = {bare_name(name) for each in unwrapped(model) for name in undecayed_names(each)}
-        self._remarks: dict[tuple[str, str], list[str]] = {}  # by role and remark
+        self.uncut: list[Uncut] = []  # of all parameters so far
 
     def settings_of(self, names: list[str], p: Tensor) -> dict[str, Any]:
         """Return the settings of a parameter's group; `names` are all names of a tied parameter."""
@@ -110,7 +116,7 @@ class _Chooser:
             cut = cut_of(names[0], p, owners_by_name[0], self._cutting)
             settings.update(cut.settings, role=cut.role if reason == "matrix" else reason)
             if cut.remark is not None:
-                self._remarks.setdefault((cut.role, cut.remark), []).append(names[0])
+                self.uncut.append(Uncut(names[0], cut.role, cut.remark, cut.settings.get("transposed", False)))
         if not self._decays(names, settings["role"]):
             settings["weight_decay"] = 0.0
         if reason != UNDECIDED:  # otherwise `stacked` or `expert_keys` decide the branch in Muon
@@ -123,18 +129,6 @@ class _Chooser:
             return names[0] not in self._undecayed
         by_model = self._undecayed_by_model
         return role not in ("vector", "norm", "bias", "scale") and by_model.isdisjoint(map(bare_name, names))
-
-    def remarks(self, rows: Iterable[Route]) -> list[str]:
-        """Return a line for each missing piece of information that no pattern gives either."""
-        by_pattern = {row.name for row in rows if row.reason.startswith("pattern:")}
-        lines = []
-        for (role, remark), every in self._remarks.items():
-            names = [name for name in every if name not in by_pattern]
-            if not names:
-                continue
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            lines.append(f"{role} of {names[0]}{more} {remark}")
-        return lines
 
     def _branch(self, names: list[str], p: Tensor, owners_by_name: list[list[nn.Module]]) -> tuple[str, str]:
         """Return the branch and the reason; `owners_by_name` are, for each name, the modules around the parameter."""

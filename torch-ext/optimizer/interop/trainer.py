@@ -70,7 +70,8 @@ class MuonFactory:
         elif args is not None:
             settings = {**_settings_of(args), **settings}
         groups = chosen_groups(model, Cutting(None, heads, gate_up), patterns, _undecayed(model))
-        return Muon(sorted(groups, key=lambda group: not group.get("use_muon", False)), **settings)
+        groups.sort(key=lambda group: not group.get("use_muon", False))
+        return Muon(groups, **settings)
 
 
 def _settings_of(args: Any) -> dict[str, Any]:

@@ -39,6 +39,15 @@ NO_GRADIENT = (
 )
 
 
+class Uncut(NamedTuple):
+    """What `groups_for` could not find out about a weight, so that it is not cut, or perhaps not as it lies."""
+
+    name: str
+    role: str
+    remark: str
+    transposed: bool  # whether the group says so
+
+
 class Routed(NamedTuple):
     """The branch of a parameter and the reason; rows of `explain()` have the same four fields."""
 
@@ -107,6 +116,24 @@ def remarks(routes: Iterable[Routed]) -> list[str]:
     """Return a line for each choice on which published results disagree; for information only."""
     factors = [route for route in routes if route.branch == "muon" and _kind(route) == "lora"]
     return [_LORA.format(len(factors))] if factors else []
+
+
+def uncut_lines(uncut: Iterable[Uncut]) -> list[str]:
+    """Return a line for each role and remark, with the first of the weights."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for each in uncut:
+        names.setdefault((each.role, each.remark), []).append(each.name)
+    lines = []
+    for (role, remark), (first, *others) in names.items():
+        lines.append(f"{role} of {first}{f' and {len(others)} more' if others else ''} {remark}")
+    return lines
+
+
+def still_uncut(uncut: Iterable[Uncut], groups: Sequence[Group]) -> list[Uncut]:
+    """Return those that still hold: a user or a loaded state may have changed the settings of their groups."""
+    now = {name: group for group in groups if group["use_muon"] for name in names_of(group)}
+    holding = [each for each in uncut if each.name in now and now[each.name]["split_rows"] is None]
+    return [each for each in holding if now[each.name]["transposed"] == each.transposed]
 
 
 def _little(what: str, left: Sequence[Routed]) -> str:

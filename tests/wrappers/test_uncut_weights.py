@@ -1,0 +1,93 @@
+"""`explain()` of the optimizer says, as `print(groups)` does, which weights `groups_for` could not cut, and why."""
+
+import copy
+import importlib
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.model_of_many_kinds import Experts
+from tests.support.small_model import take_steps
+
+
+def gates(prefix="a"):
+    """An LSTM, whose gates are not cut: one line about two weights."""
+    return nn.ModuleDict({prefix: nn.LSTM(8, 16)})
+
+
+def said(notes):
+    return [note for note in notes if "not cut" in note or "assumed" in note]
+
+
+def saved_and_loaded(kernel, optimizer):
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    other = kernel.Muon(kernel.groups_for(gates()))
+    other.load_state_dict(torch.load(file, weights_only=True))
+    return other
+
+
+LATER = {
+    "at once": lambda kernel, optimizer: optimizer,
+    "deepcopy": lambda kernel, optimizer: copy.deepcopy(optimizer),
+    "pickle": lambda kernel, optimizer: pickle.loads(pickle.dumps(optimizer)),
+    "state_dict": saved_and_loaded,
+}
+
+
+@pytest.mark.parametrize("later", LATER.values(), ids=LATER.keys())
+def test_explain_has_the_remarks_of_groups_for(kernel, later):
+    model = gates()
+    groups = kernel.groups_for(model)
+    optimizer = kernel.Muon(groups)
+    take_steps(optimizer, dict(model.named_parameters()), range(1))
+    found = said(later(kernel, optimizer).explain().notes)
+    assert found == said(groups.choices.notes) and len(found) == 1
+    assert found[0].startswith("matrix of a.weight_ih_l0 and 1 more are not cut, because gates of recurrent layers")
+
+
+def test_groups_keep_their_keys(kernel):
+    group = kernel.Muon(kernel.groups_for(gates())).param_groups[0]
+    plain = kernel.Muon([{"params": [torch.zeros(8, 8)], "use_muon": True, "role": "matrix", "reason": "matrix"}])
+    assert group.keys() == plain.param_groups[0].keys()
+
+
+def test_the_factory_for_the_trainer_keeps_the_remarks(kernel):
+    trainer = importlib.import_module(".interop.trainer", kernel.__name__)
+    optimizer = trainer.MuonFactory()(gates(), args=None)
+    assert len(said(optimizer.explain().notes)) == 1
+
+
+def test_what_has_been_cut_since_is_not_remarked(kernel):
+    """By its group before construction, by its group afterwards, and by a state that was saved with the cut."""
+    groups = kernel.groups_for(gates())
+    for group in groups:
+        if group["use_muon"]:
+            group["split_rows"] = (16,) * 4
+    cut = kernel.Muon(groups)
+    optimizer = kernel.Muon(kernel.groups_for(gates()))
+    assert said(cut.explain().notes) == [] and len(said(optimizer.explain().notes)) == 1
+    optimizer.load_state_dict(cut.state_dict())
+    assert said(optimizer.explain().notes) == []
+    for group in optimizer.param_groups:
+        group["split_rows"] = None
+    assert len(said(optimizer.explain().notes)) == 1
+
+
+def test_a_stack_that_has_been_turned_since_is_not_remarked(kernel):
+    model = nn.ModuleDict({"ffn": Experts()})
+    del model["ffn"].is_transposed, model["ffn"].down_proj
+    groups = kernel.groups_for(model)
+    assert len(said(kernel.Muon(groups).explain().notes)) == 1
+    groups[0]["transposed"] = True
+    assert said(kernel.Muon(groups).explain().notes) == []
+
+
+def test_weights_that_a_pattern_decides_are_not_remarked(kernel):
+    groups = kernel.groups_for(gates(), patterns={"*_hh_*": {"split_rows": (16,) * 4}})
+    (note,) = said(kernel.Muon(groups).explain().notes)
+    assert note.startswith("matrix of a.weight_ih_l0 are not cut")
