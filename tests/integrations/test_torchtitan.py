@@ -1,6 +1,6 @@
 """torchtitan
 
-The registry of torchtitan's container is a list inside a method, so a subclass adds the name, in ten lines.
+The registry of torchtitan's container is a list inside a method, so a subclass adds the name.
 `implementation` must be `for-loop`: otherwise the container would ask for a fused or foreach AdamW, a choice that
 Muon does not offer.
 """
