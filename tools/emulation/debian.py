@@ -8,6 +8,7 @@ torch for aarch64 needs CUDA's libraries, so this one is Debian's newest. No ver
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import sys
@@ -57,6 +58,7 @@ def make_root(root: Path) -> None:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     try:
         shutil.rmtree(ARM_ROOT, ignore_errors=True)
         make_root(ARM_ROOT)

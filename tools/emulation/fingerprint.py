@@ -7,10 +7,10 @@ The Hub's loader chooses the variant in `build`. Besides it this needs torch alo
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import platform
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -67,5 +67,11 @@ def fingerprint(build: Path) -> dict:
     }
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", type=Path, help="a folder of variants")
+    print(json.dumps(fingerprint(parser.parse_args().build)))
+
+
 if __name__ == "__main__":
-    print(json.dumps(fingerprint(Path(sys.argv[1]))))
+    main()

@@ -8,6 +8,7 @@ for CUDA. It needs Linux on x86-64 and nvcc.
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -67,7 +68,11 @@ def variant() -> Path:
     return build
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.feigned_gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    _, arguments = parser.parse_known_args()  # all but --help is for pytest
     python = environment()
     (torch_libraries,) = (OUT / "environment").glob("lib/python3*/site-packages/torch/lib")
     libraries.build(torch_libraries, find_cuda().home / "include", OUT / "libraries")
@@ -86,4 +91,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

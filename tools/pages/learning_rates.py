@@ -42,10 +42,11 @@ RING = "#D55E00"
 
 def main() -> int:
     content = newest(RESULTS)
+    status = write_or_check(PAGE, page(PAGE.read_text(), content), __doc__)
     if "--check" not in sys.argv:
         with matplotlib.rc_context(STYLE):
             figure(size_of(content), measured(content)).savefig(FIGURE, dpi=200)
-    return write_or_check(PAGE, page(PAGE.read_text(), content), __doc__)
+    return status
 
 
 def newest(folder: Path) -> dict:

@@ -36,11 +36,12 @@ Rows = dict[str, dict]
 def main() -> int:
     content = newest(RESULTS)
     rows = {row["case"]: row for row in content["results"]}
+    status = write_or_check(PAGE, page(PAGE.read_text(), content), __doc__)
     if "--check" not in sys.argv:
         with matplotlib.rc_context(STYLE):
             recipes_figure(rows).savefig(FIGURES / "recipes.png", dpi=200)
             widths_figure(rows).savefig(FIGURES / "recipes-widths.png", dpi=200)
-    return write_or_check(PAGE, page(PAGE.read_text(), content), __doc__)
+    return status
 
 
 def newest(folder: Path) -> dict:

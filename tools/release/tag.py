@@ -5,6 +5,7 @@ python -m tools.release.tag 0.1
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -37,7 +38,9 @@ def faults(root: Path, tag: str) -> list[str]:
 
 
 def main() -> int:
-    (tag,) = sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tag", help="such as 0.1")
+    tag = parser.parse_args().tag
     lines = faults(ROOT, tag)
     print("\n".join(lines or [f"{tag} may be released"]))
     return int(bool(lines))
