@@ -1,0 +1,44 @@
+"""What a step takes on a GPU beside parameters, gradients and state: what is planned, and what docs/faq.md says."""
+
+import pytest
+
+from benchmarks.fake_gpu import fake_gpu, fake_optimizer
+from benchmarks.shapes import MODELS
+from tests.support.allocations import Allocations
+from tests.support.inside import plan_of
+
+pytest.importorskip("triton")
+
+# As docs/faq.md calls them, and in GiB.
+SAID = {"gpt2-124m": ("GPT-2 124M", 0.7), "llama-1b": ("Llama 1B", 1.9)}
+
+
+def planned_and_taken(kernel, model, way, **settings):
+    """Return the bytes of the largest chain, and the most that the second step holds at a time."""
+    with fake_gpu(kernel, way):
+        optimizer = fake_optimizer(kernel, MODELS[model], **settings)
+        optimizer.step()
+        with Allocations() as allocations:
+            optimizer.step()
+        chains = plan_of(optimizer).chains()
+    return max(sum(b.memory_bytes + b.work_bytes for b in chain) for chain in chains), allocations.peak
+
+
+@pytest.mark.parametrize("settings", [{}, {"equalize": "rows"}, {"second_moment": "long_side"}], ids=str)
+@pytest.mark.parametrize("way", ["torch", "symmetric"])
+@pytest.mark.parametrize("model", SAID)
+def test_a_step_takes_what_its_largest_chain_may(kernel, model, way, settings):
+    """The plan counts a copy for norms, which the pass over momentum makes superfluous unless it equalizes."""
+    planned, taken = planned_and_taken(kernel, model, way, **settings)
+    assert taken <= planned <= 1.6 * taken
+
+
+@pytest.mark.parametrize("way", ["torch", "symmetric"])
+@pytest.mark.parametrize("model", SAID)
+def test_the_faq_says_what_a_step_takes(kernel, repository, model, way):
+    name, said = SAID[model]
+    _, taken = planned_and_taken(kernel, model, way)
+    assert round(taken / 2**30, 1) == said
+    limit = kernel.polar.packing.BATCH_BYTES // 2**20
+    text = (repository / "docs/faq.md").read_text()
+    assert f"{said} GiB for {name}" in text and f"up to {limit} MiB" in text
