@@ -127,7 +127,7 @@ def measure_cases(
 def _record(error: Exception, keys: Sequence[str], results: ResultFile) -> None:
     """Print an error, and put one line about it into the rows of a case that have no results."""
     traceback.print_exception(error)
-    status = ERROR + " ".join(race.described(error).split())
+    status = ERROR + " ".join(race.error_described(error).split())
     for key in keys:
         if not results.is_measured(key):
             results.put(key, {"status": status})

@@ -78,13 +78,14 @@ def test_what_has_been_cut_since_is_not_remarked(kernel):
     assert len(said(optimizer.explain().notes)) == 1
 
 
-def test_a_stack_that_has_been_turned_since_is_not_remarked(kernel):
+def test_a_remark_stays_until_all_that_it_asks_for_is_given(kernel):
+    """Of this stack no size shows how it lies, so that it is not cut, either."""
     model = nn.ModuleDict({"ffn": Experts()})
     del model["ffn"].is_transposed, model["ffn"].down_proj
-    groups = kernel.groups_for(model)
-    assert len(said(kernel.Muon(groups).explain().notes)) == 1
-    groups[0]["transposed"] = True
-    assert said(kernel.Muon(groups).explain().notes) == []
+    groups, half = kernel.groups_for(model), model["ffn"].gate_up_proj.shape[2] // 2
+    for given, lines in (({}, 1), ({"transposed": True}, 1), ({"split_rows": (half, half)}, 0)):
+        groups[0].update(given)
+        assert len(said(kernel.Muon(groups).explain().notes)) == lines
 
 
 def test_weights_that_a_pattern_decides_are_not_remarked(kernel):

@@ -74,9 +74,9 @@ def dominant_row(lab: Lab, m: int) -> dict:
     torch lets cuBLAS add parts of a sum in float16, and those of A A come near its largest number. Errors are divided
     by what rounding explains if sums run in float32. Parts in float16 make them larger than 1, but finite.
     """
-    table, schedules, iteration = lab.kernel.kernels.products.BATCHED, lab.kernel.schedules, lab.kernel.iteration
+    table, schedules, stability = lab.kernel.kernels.products.BATCHED, lab.kernel.schedules, lab.kernel.stability
     schedule = schedules.resolve_schedule("polar_express", 5)
-    scale = iteration.folded_scale(torch.float16, m, schedule)
+    scale = stability.folded_scale(torch.float16, m, schedule)
     _, b, c = schedules.with_folded_scale(schedule, scale)[0]
     like = torch.empty(0, dtype=torch.float16, device=lab.device)
     # The norm that the largest singular value may reach during the schedule.

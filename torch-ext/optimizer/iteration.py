@@ -114,7 +114,7 @@ def choose_iteration(
 
 
 def _method_by_products(case: _Case, method: str) -> tuple[str, Products]:
-    """Return the method, still `auto` where costs decide, and the products for its work dtype."""
+    """Return the method, still `auto` where `_restarts_of_method` decides, and the products for its work dtype."""
     device, work_dtype, size, schedule, circumstances = case
     products = select_products(device, work_dtype, *size, circumstances, method)
     if method != "auto" or not products.float32_squares:
@@ -126,7 +126,7 @@ def _method_by_products(case: _Case, method: str) -> tuple[str, Products]:
 
 
 def _products_of_steps(case: _Case, chain_dtype: torch.dtype, of_work_dtype: Products) -> Products:
-    """Return the products of an iteration; those in the work dtype, unless its m x m matrices have another dtype."""
+    """Return the products of an iteration: those in the work dtype if they can multiply its m x m matrices, too."""
     if chain_dtype == case.work_dtype or of_work_dtype.float32_squares:
         return of_work_dtype
     return with_torchs_affine(select_products(case.device, chain_dtype, *case.size, case.circumstances, "standard"))

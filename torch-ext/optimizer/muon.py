@@ -356,7 +356,8 @@ class Muon(Optimizer):
 
         A row has the parameter's branch and the reason for it, its multiplier, kernel and owner, the current `lr` and
         `weight_decay` (for tensors on a GPU only the device, since reading them would wait for it), the bytes of its
-        whole state, and an estimate of the FLOPs of its orthogonalization. Later steps do not change the table.
+        whole state, and an estimate of the FLOPs of its orthogonalization. Lines below the table are about exchanges,
+        and about what you should know or decide. Later steps do not change the table.
         """
         self._refresh()
         notes = self._graphs.described(self._plan.chains(), self.param_groups) if self._cuda_graphs else ()

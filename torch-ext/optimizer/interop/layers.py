@@ -45,6 +45,7 @@ class Cut(NamedTuple):
     role: str
     settings: dict[str, Any]
     remark: Optional[str] = None
+    left_open: tuple[str, ...] = ()  # the settings that the remark asks for
 
 
 def is_norm(owner: nn.Module) -> bool:
@@ -73,8 +74,10 @@ def cut_of(name: str, p: Tensor, owners: Sequence[nn.Module], cutting: Cutting) 
     if transposed:
         settings["transposed"] = True
     role, parts, remark = _parts(name, p, -1 if transposed else -2, owners, cutting)
+    left_open = () if remark is None else ("split_rows",)
     remark = None if remark is None else f"are not cut, because {remark}"
     if transposed is None:
+        left_open = ("transposed",) if remark is None and parts is None else ("split_rows", "transposed")
         less, also = ("", "") if parts is None else ("not cut, and ", " and split_rows")
         parts = None
         lies = f"are {less}assumed to be (E, out, in), because no sizes show it: give transposed{also} in patterns"
@@ -83,7 +86,7 @@ def cut_of(name: str, p: Tensor, owners: Sequence[nn.Module], cutting: Cutting) 
         settings["split_rows"] = parts
     if stack:
         role = "experts" if role == "matrix" else f"experts: {role}"
-    return Cut(role, settings, remark)
+    return Cut(role, settings, remark, left_open)
 
 
 def _by_group(p: Tensor, owner: nn.Module) -> dict[str, Any]:

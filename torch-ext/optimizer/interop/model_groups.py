@@ -13,6 +13,7 @@ from ..parameters.matrices import is_stack
 from ..parameters.names import bare_name, unparametrized
 from ..parameters.roles import role_by_name
 from ..parameters.routing import UNDECIDED, decide, unique_parameters
+from ..parameters.settings import OF_GROUPS
 from ..parameters.synonyms import wish_of
 from .heads import adapted, heads_of, unwrapped
 from .layers import Cutting, cut_of, is_norm, stack_in
@@ -116,7 +117,8 @@ class _Chooser:
             cut = cut_of(names[0], p, owners_by_name[0], self._cutting)
             settings.update(cut.settings, role=cut.role if reason == "matrix" else reason)
             if cut.remark is not None:
-                self.uncut.append(Uncut(names[0], cut.role, cut.remark, cut.settings.get("transposed", False)))
+                left_open = {key: cut.settings.get(key, OF_GROUPS[key]) for key in cut.left_open}
+                self.uncut.append(Uncut(names[0], cut.role, cut.remark, left_open))
         if not self._decays(names, settings["role"]):
             settings["weight_decay"] = 0.0
         if reason != UNDECIDED:  # otherwise `stacked` or `expert_keys` decide the branch in Muon

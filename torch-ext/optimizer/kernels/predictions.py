@@ -80,8 +80,8 @@ def matrices_together(gpu: Gpu, m: int, itemsize: int) -> int:
     Up to a side of SMALLEST, the four m x m matrices of each must fit into the cache, since products would otherwise
     wait for memory: at m = 1024 a symmetric product of two matrices has 170 FLOPs per byte that it moves (m³ FLOPs,
     three matrices of 2 m² bytes). At its sustained rate an H100 computes 236 in the time of reading one: 790 TFLOP/s
-    by 3.35 TB/s, the bandwidth that NVIDIA states for its SXM form. Larger matrices do not need the cache; their number
-    is chosen to fill WAVES waves.
+    divided by 3.35 TB/s, the bandwidth that NVIDIA states for its SXM form. Larger matrices do not need the cache;
+    their number is chosen to fill WAVES waves.
     """
     if m <= SMALLEST:
         return max(1, gpu.cache // (4 * m * m * itemsize))

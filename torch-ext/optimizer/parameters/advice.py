@@ -40,12 +40,12 @@ NO_GRADIENT = (
 
 
 class Uncut(NamedTuple):
-    """What `groups_for` could not find out about a weight, so that it is not cut, or perhaps not as it lies."""
+    """A remark of `groups_for` on a weight that it did not cut, or whose rows it could not tell from its columns."""
 
     name: str
     role: str
     remark: str
-    transposed: bool  # whether the group says so
+    left_open: Mapping[str, Any]  # the settings that the remark asks for, as the group has them
 
 
 class Routed(NamedTuple):
@@ -130,10 +130,10 @@ def uncut_lines(uncut: Iterable[Uncut]) -> list[str]:
 
 
 def still_uncut(uncut: Iterable[Uncut], groups: Sequence[Group]) -> list[Uncut]:
-    """Return those that still hold: a user or a loaded state may have changed the settings of their groups."""
+    """Return those of which a setting is still as it was: a user or a loaded state may have changed it."""
     now = {name: group for group in groups if group["use_muon"] for name in names_of(group)}
-    holding = [each for each in uncut if each.name in now and now[each.name]["split_rows"] is None]
-    return [each for each in holding if now[each.name]["transposed"] == each.transposed]
+    known = [each for each in uncut if each.name in now]
+    return [each for each in known if any(now[each.name][key] == value for key, value in each.left_open.items())]
 
 
 def _little(what: str, left: Sequence[Routed]) -> str:

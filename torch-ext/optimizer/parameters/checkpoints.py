@@ -19,7 +19,8 @@ from .user_warnings import warn_user
 # The source of files that this package saved.
 THIS_PACKAGE = "this package"
 # Keys of groups and state by which a source of `import_state` is recognised, all those of one of its sets; the first
-# match counts. Moonlight's files have signs of Motif's, this package's and Keller Jordan's, too.
+# match counts. Moonlight's files have signs of Motif's, this package's and Keller Jordan's, too. The groups of torch's
+# AdamW have any key that their user adds, but only AdamW writes `amsgrad`.
 _SIGNS: Sequence[tuple[str, tuple[set[str], ...]]] = (
     ("moonlight", ({"wd", "adamw_betas"},)),
     ("motif", ({"none_grad"}, {"moment1"})),
@@ -143,7 +144,7 @@ def advice_for(source: Optional[str]) -> str:
     if source == THIS_PACKAGE:
         return "this package saved it: optimizer.load_state_dict(state_dict) loads it"
     if source is None:
-        known = [name for name, _ in _SIGNS if name != THIS_PACKAGE]
+        known = dict.fromkeys(name for name, _ in _SIGNS if name != THIS_PACKAGE)
         return (
             "which one is unknown, so it cannot be imported. If you know that it is one of "
             f"{', '.join(known)}, call import_state(optimizer, state_dict, source=...); else start with a new state"

@@ -10,12 +10,14 @@ from ..rules.fallback_table import FALLBACKS
 
 # torch's choices between implementations of a step. Products here always add to a matrix in the same call, which is
 # what `use_addmm` asks for; each of the other two describes the kernels of some fallbacks only.
-IMPLEMENTATIONS = ("use_addmm", "fused", "foreach")
 _BRANCHES_WITH = {
-    key: tuple(name for name, fallback in FALLBACKS.items() if fallback.implementation == key)
-    for key in IMPLEMENTATIONS
+    "use_addmm": ("muon", *FALLBACKS),
+    **{
+        key: tuple(name for name, fallback in FALLBACKS.items() if fallback.implementation == key)
+        for key in ("fused", "foreach")
+    },
 }
-_BRANCHES_WITH["use_addmm"] = ("muon", *FALLBACKS)
+IMPLEMENTATIONS = tuple(_BRANCHES_WITH)
 
 
 def taken_branch(settings: dict[str, Any]) -> Optional[str]:
