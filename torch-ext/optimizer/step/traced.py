@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -70,15 +70,26 @@ def traced_step(attributes: Mapping[str, Any]) -> None:
     handle = attributes["_handle"]
     torch._dynamo.comptime.comptime(_break_graph_if_changed)
     parameters = [p for group in attributes["param_groups"] for p in group["params"]]
-    # The tracer finds entries of the state by their places. Because of `id`, a call with other parameters, or with
-    # entries in another order, gets a graph of its own.
-    [id(p) for p in (*parameters, *attributes["state"])]
+    # Because of `id`, a call with other parameters gets a graph of its own.
+    [id(p) for p in parameters]
     # Without a gradient the op still writes a parameter, as backends drop an op that writes nothing.
     indices = [i for i, p in enumerate(parameters) if p.grad is not None] or [0]
     moved = [parameters[i] for i in indices]
     gradients = [p.grad for p in moved if p.grad is not None]
     with torch.no_grad():
-        muon_step_(handle, indices, moved, _state_tensors(moved, attributes["state"]), gradients)
+        states = _tensors_of(attributes["state"].get(p, {}) for p in moved)
+        muon_step_(handle, _places_in_state(handle), indices, moved, states, gradients)
+
+
+@constant_while_traced
+def _places_in_state(handle: str) -> str:
+    """Return for each parameter the place of its entry in the state, or -1, in one text, as `handle_of` does.
+
+    A graph finds the entries by these places, also after their order has changed.
+    """
+    optimizer = muon_step_.optimizers[handle]
+    places = {p: place for place, p in enumerate(optimizer.state)}
+    return " ".join(str(places.get(p, -1)) for group in optimizer.param_groups for p in group["params"])
 
 
 def _break_graph_if_changed(context: Any) -> None:
@@ -104,12 +115,13 @@ def _break_graph_if_changed(context: Any) -> None:
         context.graph_break("what Muon.step reads from the optimizer has been changed in the same graph")
 
 
-def _state_tensors(parameters: Sequence[Tensor], state: Mapping[Tensor, Mapping[str, Any]]) -> list[Tensor]:
-    return [value for p in parameters for value in state.get(p, {}).values() if isinstance(value, Tensor)]
+def _tensors_of(entries: Iterable[Mapping[str, Any]]) -> list[Tensor]:
+    return [value for entry in entries for value in entry.values() if isinstance(value, Tensor)]
 
 
 def _take_step(
     handle: str,
+    places: str,
     indices: Sequence[int],
     parameters: Sequence[Tensor],
     states: Sequence[Tensor],
@@ -120,14 +132,15 @@ def _take_step(
     parameters_of_optimizer = [p for group in optimizer.param_groups for p in group["params"]]
     before = [p.grad for p in parameters_of_optimizer]
     moved = [parameters_of_optimizer[i] for i in indices]
-    present = [*moved, *_state_tensors(moved, optimizer.state)]
+    entries, place_of = dict(enumerate(optimizer.state.values())), [int(place) for place in places.split()]
+    present = [*moved, *_tensors_of(entries.get(place_of[i], {}) for i in indices)]
     if len(present) != len(parameters) + len(states):
         raise RuntimeError(
             f"a compiled step was traced with {len(parameters) + len(states)} tensors of parameters and state, and the "
             f"optimizer has {len(present)} now: compile the step again (torch._dynamo.reset())"
         )
-    places = list(zip(present, [*parameters, *states]))
-    copies = [(place, value) for place, value in places if not value.is_set_to(place)]
+    pairs = zip(present, [*parameters, *states])
+    copies = [(place, value) for place, value in pairs if not value.is_set_to(place)]
     try:
         _set_gradients(parameters_of_optimizer, [None] * len(parameters_of_optimizer))
         _set_gradients(moved, gradients)
@@ -147,7 +160,8 @@ def _set_gradients(parameters: Sequence[Tensor], gradients: Sequence[Any]) -> No
 
 muon_step_ = define_operation(
     "muon_step_",
-    "(str handle, SymInt[] indices, Tensor(a!)[] parameters, Tensor(b!)[] states, Tensor[] gradients) -> ()",
+    "(str handle, str places, SymInt[] indices, Tensor(a!)[] parameters, Tensor(b!)[] states, Tensor[] gradients)"
+    " -> ()",
     {"default": _take_step, "meta": returns_nothing},
     tags=(torch.Tag.cudagraph_unsafe,),
 )
