@@ -51,8 +51,12 @@ CHANGES = replace_parameter, swap_parameters, delete_state, put_state_last, load
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_changed_optimizer_steps_as_an_eager_one(kernel, backend, change):
-    """The matrices have one shape, so that nothing but the bits shows whose momentum a step has taken."""
+@pytest.mark.parametrize("without", [[], ["1.weight"]], ids=str)
+def test_a_changed_optimizer_steps_as_an_eager_one(kernel, backend, change, without):
+    """The matrices have one shape, so that nothing but the bits shows whose momentum a step has taken.
+
+    A matrix `without` gradient is not in the graph, and its state has a place among the others.
+    """
 
     def trained(compile_) -> Params:
         torch.manual_seed(0)
@@ -63,6 +67,8 @@ def test_a_changed_optimizer_steps_as_an_eager_one(kernel, backend, change):
             if seed == 2:
                 change(optimizer, params)
             set_gradients(params, seed)
+            for name in without:
+                params[name].grad = None
             step()
         return {**params, **state_of(optimizer, params)}
 

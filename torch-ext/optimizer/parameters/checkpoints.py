@@ -20,7 +20,7 @@ from .user_warnings import warn_user
 THIS_PACKAGE = "this package"
 # Keys of groups and state by which a source of `import_state` is recognised, all those of one of its sets; the first
 # match counts. Moonlight's files have signs of Motif's, this package's and Keller Jordan's, too. The groups of torch's
-# AdamW have any key that their user adds, but only AdamW writes `amsgrad`.
+# AdamW and Adam have any key that their user adds, but only these two write `amsgrad`.
 _SIGNS: Sequence[tuple[str, tuple[set[str], ...]]] = (
     ("moonlight", ({"wd", "adamw_betas"},)),
     ("motif", ({"none_grad"}, {"moment1"})),
