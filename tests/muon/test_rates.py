@@ -148,3 +148,11 @@ def test_a_tensor_on_another_device_is_refused_before_anything_changes(kernel, k
     last[key] = number
     take_steps(optimizer, params, [1])
     assert not same_bits(params, before[0])
+
+
+def test_a_number_is_read_from_the_cpu_alone(kernel):
+    """To read a number elsewhere would wait for the device; here it cannot be read at all."""
+    number_at_hand = kernel.parameters.setting_values.number_at_hand
+    elsewhere = torch.empty((), device="meta")
+    assert number_at_hand(elsewhere) is elsewhere
+    assert number_at_hand(torch.tensor(-1.0)) == number_at_hand(Parameter(torch.tensor([-1.0]))) == -1.0
