@@ -4,23 +4,28 @@
 
 The portable variant has the build's Python files. Both take turns in one process, on the matrices of
 `sweep_bookkeeping`. The ratio is the portable time divided by the compiled one: what a platform pays that no compiled
-library fits. Results are written row by row.
+library fits.
+
+Results are written row by row. The row of a case that raises has the error, and a later run tries it last.
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterator
-from itertools import product
+from functools import partial
+from itertools import chain, product
 from pathlib import Path
 from types import ModuleType
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.built_kernel import load_variant
-from benchmarks.result_file import UNMEASURED, ResultFile, facts
+from benchmarks.result_file import ResultFile, facts, has_error, has_results
 from benchmarks.sweep_bookkeeping import (
     ALL_CASES,
     CASES,
@@ -35,13 +40,15 @@ from benchmarks.sweep_bookkeeping import (
     make_batches,
     pack_with,
 )
-from benchmarks.sweep_options import load, path_of, plain_parser
+from benchmarks.sweep_options import load, measure_cases, path_of, plain_parser
 from benchmarks.timing import Deadline, take_turns
 from tests.support.portable_variant import write_portable_variant
 
 
-def measure(natives: tuple[ModuleType, ModuleType], case: str, dtypes: str, device, rounds: int) -> Iterator[dict]:
-    """Yield a row for each operation on the matrices of a case, by the compiled and by the portable operations."""
+def measure(
+    natives: tuple[ModuleType, ModuleType], case: str, dtypes: str, device: torch.device, rounds: int
+) -> Iterator[tuple[str, dict]]:
+    """Yield a key and a row for each operation on the matrices of a case, by the compiled and the portable ones."""
     batches = make_batches(ALL_CASES[case], *DTYPES[dtypes], device)
     by = Numbers(*(torch.tensor(value, dtype=torch.float64) for value in (LR, WEIGHT_DECAY, 1.0)))
     works = {
@@ -52,7 +59,7 @@ def measure(natives: tuple[ModuleType, ModuleType], case: str, dtypes: str, devi
         (seconds, spread), (portable, portable_spread) = take_turns(turns, device, rounds)
         named = {"operation": operation, "matrices": case, "dtypes": dtypes}
         timed = {"seconds": seconds, "spread": spread, "portable_seconds": portable, "portable_spread": portable_spread}
-        yield {**named, **timed, "ratio": portable / seconds}
+        yield key_of(operation, case, dtypes), {**named, **timed, "ratio": portable / seconds}
 
 
 def report(rows: list[dict]) -> Table:
@@ -60,8 +67,8 @@ def report(rows: list[dict]) -> Table:
     for heading in "compiled ms", "portable ms", "portable / compiled":
         table.add_column(heading, justify="right")
     for row in rows:
-        if row["status"] == UNMEASURED:
-            table.add_row(row["case"], UNMEASURED)
+        if not has_results(row):
+            table.add_row(row["case"], escape(row["status"]))
             continue
         times = (("seconds", "spread"), ("portable_seconds", "portable_spread"))
         shown = [f"{1e3 * row[seconds]:.3f} ±{row[spread]:.0%}" for seconds, spread in times]
@@ -69,25 +76,22 @@ def report(rows: list[dict]) -> Table:
     return table
 
 
-def main() -> None:
-    parser = plain_parser("Time the compiled operations against the portable ones.")
-    arguments = parser.parse_args()
+def main() -> int:
+    arguments = plain_parser("Time the compiled operations against the portable ones.").parse_args()
     kernel, device = load(arguments)
     with tempfile.TemporaryDirectory() as folder:
         portable = load_variant(write_portable_variant(Path(kernel.__file__).parent, Path(folder), device.type))
+    natives = kernel.kernels.native, portable.kernels.native
     cases, rounds = (TINY_CASES, 3) if arguments.tiny else (CASES, 15)
-    pairs = list(product(cases, DTYPES))
+    keys = {pair: tuple(key_of(operation, *pair) for operation in OPERATIONS) for pair in product(cases, DTYPES)}
     content = facts(kernel, device, {"rounds": rounds})
-    keys = [key_of(operation, *pair) for pair in pairs for operation in OPERATIONS]
-    results = ResultFile(path_of("portable", device, arguments), content, keys)
-    deadline = Deadline(arguments.minutes)
-    for pair in pairs:
-        if all(results.is_measured(key_of(operation, *pair)) for operation in OPERATIONS) or deadline.passed():
-            continue
-        for row in measure((kernel.kernels.native, portable.kernels.native), *pair, device, rounds):
-            results.put(key_of(row["operation"], *pair), row)
-    Console(width=None if Console().is_terminal else 140).print(report(list(results.rows.values())))
+    results = ResultFile(path_of("portable", device, arguments), content, [*chain(*keys.values())])
+    works = {of: partial(measure, natives, *pair, device, rounds) for pair, of in keys.items()}
+    measure_cases(results, works, Deadline(arguments.minutes))
+    rows = list(results.rows.values())
+    Console(width=None if Console().is_terminal else 140).print(report(rows))
+    return int(any(map(has_error, rows)))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

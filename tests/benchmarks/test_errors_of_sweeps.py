@@ -12,6 +12,7 @@ import pytest
 from benchmarks import (
     sweep_bookkeeping,
     sweep_orthogonalize,
+    sweep_portable,
     sweep_step,
     sweep_symmetric_gemm,
     sweep_training_step,
@@ -78,9 +79,12 @@ def test_a_lost_gpu_ends_the_run_and_the_next_one_begins_behind_it(sweep):
     assert sweep.tried == [("b", "c"), ("d",), ("a",)]
 
 
-@pytest.mark.parametrize(
-    "program", [sweep_bookkeeping, sweep_orthogonalize, sweep_step, sweep_symmetric_gemm, sweep_training_step]
-)
+PROGRAMS = (
+    sweep_bookkeeping, sweep_orthogonalize, sweep_portable, sweep_step, sweep_symmetric_gemm, sweep_training_step,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_every_sweep_prints_its_errors_and_fails(program, variant, tmp_path, monkeypatch, capsys):
     def wrong(*arguments):
         raise RuntimeError("[/no] such thing")
