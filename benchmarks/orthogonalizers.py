@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim._muon import _zeropower_via_newtonschulz
 
-from benchmarks.peers import MissingError, load_peer
+from benchmarks.peers import OURS, MissingError, load_peer
 from benchmarks.result_file import NEEDS_GPU
 from benchmarks.timing import replayed
 
@@ -19,7 +19,6 @@ EPS = 1e-7
 STEPS = 5
 JORDAN = ((3.4445, -4.7750, 2.0315),) * STEPS
 
-OURS = "optimizer"
 REPLAYED = "optimizer, replayed"
 OWN = (OURS, REPLAYED)
 TORCH_PRODUCTS = "torch products"

@@ -13,12 +13,14 @@ import importlib
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
+from benchmarks.lost_gpu import blaming, wait_for_gpu
 from benchmarks.result_file import NOT_INSTALLED
+from tests.support.proofs import race
 
 MODULES = {
     "timm": "timm.optim.muon",
@@ -31,6 +33,9 @@ MODULES = {
 # Packages whose own files import modules that a peer does not need and that are often missing. timm imports
 # torchvision, whose wheels fit few builds of torch, and all models; the others import the rest of their optimizers.
 SKIPPED = {"timm": ("timm", "timm.optim"), "flash-muon": ("flash_muon",), "dion": ("dion",)}
+
+# What ours is called among the contestants; behind it, after a comma, is how it is launched.
+OURS = "optimizer"
 
 Made = TypeVar("Made")
 
@@ -64,23 +69,39 @@ def load_peer(name: str, module: str | None = None) -> ModuleType:
         raise MissingError(f"cannot be imported: {error}") from error
 
 
-def admit(names: Iterable[str], ours: str, make: Callable[[str], Made]) -> tuple[dict[str, Made], dict[str, str]]:
+def admit(
+    names: Iterable[str], ours: str, make: Callable[[str], Made], lost: Mapping[str, str]
+) -> tuple[dict[str, Made], dict[str, str]]:
     """Return what `make` returns for each contestant, and a mark for each one for which it fails.
 
     If it fails for `ours`, the error is raised. Others may fail in any way, for example out of memory: the rest is
-    still compared.
+    still compared. Only if one makes the GPU unusable, which would make the rest fail, LostGpuError is raised. Those
+    that have `lost` it in an earlier run are not tried again: they have these marks.
     """
     made, marks = {}, {}
     for name in names:
+        if name in lost:
+            marks[name] = lost[name]
+            continue
         try:
-            made[name] = make(name)
+            with blaming(name):
+                found = make(name)
+                wait_for_gpu()
+            made[name] = found
         except MissingError as missing:
             marks[name] = str(missing)
+        except race.LostGpuError:
+            raise
         except Exception as error:
             if name == ours:
                 raise
             marks[name] = f"failed: {type(error).__name__}: {str(error)[:200]}"
     return made, marks
+
+
+def is_ours(name: str) -> bool:
+    """Whether a contestant is this package, in whatever way it is launched."""
+    return name.partition(",")[0] == OURS
 
 
 def versions() -> dict[str, str]:

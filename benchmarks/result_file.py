@@ -19,6 +19,8 @@ UNMEASURED = "unmeasured"
 # How the status of a row begins whose measurement raised; what it raised follows.
 ERROR = "error: "
 NOT_INSTALLED = "not installed"
+# The part of a file with the contestants that have made the GPU unusable.
+LOST = "lost_the_gpu"
 NEEDS_GPU = "needs a GPU"
 
 
@@ -51,11 +53,13 @@ class ResultFile:
     """Rows by key, each `unmeasured` until it is put. Every change is written to `path`, if there is one.
 
     Rows that `path` already has are kept, so a second run continues the first one. Raises ValueError if they were
-    measured with another commit, on another machine or with other settings.
+    measured with another commit, on another machine or with other settings. `lost` has a mark for each contestant that
+    has made the GPU unusable, in this run or an earlier one.
     """
 
     def __init__(self, path: Path | None, facts: dict, keys: list[str]):
         self._path, self._facts = path, facts
+        self.lost: dict[str, str] = {}
         self.rows: dict[str, dict] = {key: {"case": key, "status": UNMEASURED} for key in keys}
         if path is not None and path.exists():
             self._take_over(json.loads(path.read_text()))
@@ -68,8 +72,14 @@ class ResultFile:
         self.rows[key] = {"case": key, "status": "measured", **row}
         self._write()
 
+    def lose(self, contestant: str, mark: str) -> None:
+        """Note that a contestant has made the GPU unusable."""
+        self.lost[contestant] = mark
+        self._write()
+
     def _take_over(self, content: dict) -> None:
-        before = {key: value for key, value in content.items() if key != "results"}
+        self.lost = content.get(LOST, {})
+        before = {key: value for key, value in content.items() if key not in ("results", LOST)}
         # Compare in JSON's form, in which tuples are lists.
         now = json.loads(json.dumps(self._facts))
         if before != now:
@@ -82,5 +92,6 @@ class ResultFile:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = self._path.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps({**self._facts, "results": list(self.rows.values())}, indent=1) + "\n")
+        lost = {LOST: self.lost} if self.lost else {}
+        unfinished.write_text(json.dumps({**self._facts, **lost, "results": list(self.rows.values())}, indent=1) + "\n")
         os.replace(unfinished, self._path)

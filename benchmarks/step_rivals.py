@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from benchmarks.orthogonalizers import JORDAN, STEPS
-from benchmarks.peers import MissingError, load_peer
+from benchmarks.peers import OURS, MissingError, load_peer
 from benchmarks.result_file import NEEDS_GPU
 from benchmarks.shapes import Parameter
 
@@ -34,7 +34,6 @@ LR, WEIGHT_DECAY, MOMENTUM, BETAS = 1e-3, 0.1, 0.95, (0.9, 0.95)
 SCALARS = {"lr": LR, "weight_decay": WEIGHT_DECAY}
 SETTINGS = {**SCALARS, "momentum": MOMENTUM, "nesterov": True, "betas": BETAS, "dtype": "float32"}
 
-OURS = "optimizer"
 WARMED_UP = "optimizer, warmed up"
 OWN = (OURS, WARMED_UP)
 ADAMW = "AdamW"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -83,20 +83,27 @@ def chosen_contestants(
 
 
 def run_cases(
-    topic: str, bench, arguments: argparse.Namespace, settings: Mapping, works: Mapping[str, Callable[[Deadline], dict]]
+    topic: str,
+    bench,
+    arguments: argparse.Namespace,
+    settings: Mapping,
+    works: Mapping[str, Callable[[Deadline, Mapping[str, str]], dict]],
 ) -> list[dict]:
-    """Return a row for every case in `works`, whose call measures it, as `measure_cases` does."""
+    """Return a row for every case in `works`, whose call measures it, as `measure_cases` does.
+
+    A call gets the deadline and the marks of contestants that it shall leave out, as they have lost the GPU before.
+    """
     described = {key: value for key, value in bench._asdict().items() if key not in ("kernel", "device")}
     content = facts(bench.kernel, bench.device, {**settings, **described, "peers": peers.versions()})
     results = ResultFile(path_of(topic, bench.device, arguments), content, list(works))
     deadline = Deadline(arguments.minutes)
 
     def measure(key: str) -> Iterator[tuple[str, dict]]:
-        row = works[key](deadline)
+        row = works[key](deadline, results.lost)
         print(f"{key}: {row['milliseconds']:.3f} ms", flush=True)
         yield key, row
 
-    measure_cases(results, {(key,): partial(measure, key) for key in works}, deadline)
+    measure_cases(results, {(key,): partial(measure, key) for key in works}, deadline, bench.contestants)
     return list(results.rows.values())
 
 
@@ -104,12 +111,14 @@ def measure_cases(
     results: ResultFile,
     works: Mapping[tuple[str, ...], Callable[[], Iterable[tuple[str, dict]]]],
     deadline: Deadline,
+    contestants: Collection[str] = (),
 ) -> None:
     """Measure the cases in `works` that `results` lacks, until the time is up; those that raised before come last.
 
     A case is the keys of its rows, and its call yields each key and row, which are in the results file from then on.
     If it raises, the error becomes the status of the rows that it lacks, and the next case follows. An error that makes
-    the GPU unusable is recorded and raised.
+    the GPU unusable is recorded and raised. If it is a peer's among the `contestants`, that is noted in `results`, too,
+    and no later run launches that one.
     """
     lacking = [keys for keys in works if not all(map(results.is_measured, keys))]
     for keys in sorted(lacking, key=lambda keys: any(has_error(results.rows[key]) for key in keys)):
@@ -120,6 +129,8 @@ def measure_cases(
                 results.put(key, row)
         except Exception as error:
             _record(error, keys, results)
+            if isinstance(error, race.LostGpuError) and error.name in contestants and not peers.is_ours(error.name):
+                results.lose(error.name, f"lost the GPU at {keys[0]}: {' '.join(error.why.split())}")
             if race.loses_gpu(error):
                 raise
 

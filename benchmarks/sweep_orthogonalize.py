@@ -21,13 +21,14 @@ they are replayed.
 `--beside-busy` adds a case for each shape in which other processes, one for each core, compute all the time.
 
 Results are written after every shape, and a second run with the same `--output` continues the first one.
-The row of a case that raises has the error, and a later run tries it last.
+The row of a case that raises has the error, and a later run tries it last. A peer that makes the GPU unusable
+ends the run with an error, and no later one launches it: it is marked in all rows that are then measured.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import chain
 from types import ModuleType
@@ -42,6 +43,7 @@ from torch import Tensor
 from benchmarks import peers
 from benchmarks.busy import busy_cores
 from benchmarks.exact_polynomial import errors, exact_factor
+from benchmarks.lost_gpu import blaming
 from benchmarks.orthogonalize_cases import CPU_SIZE, Case, default_cases, find_cases
 from benchmarks.orthogonalizers import (
     COMPILED,
@@ -84,8 +86,8 @@ class Bench(NamedTuple):
     dense_side: int
 
 
-def measure(case: Case, bench: Bench, deadline: Deadline) -> dict:
-    """Return the row of one case."""
+def measure(case: Case, bench: Bench, deadline: Deadline, lost: Mapping[str, str]) -> dict:
+    """Return the row of one case. Those that have `lost` the GPU before have these marks."""
     kernel, device = bench.kernel, bench.device
     # Otherwise the sizes of all cases would count towards torch's limit of recompilations.
     torch.compiler.reset()
@@ -96,7 +98,7 @@ def measure(case: Case, bench: Bench, deadline: Deadline) -> dict:
     circumstances = kernel.kernels.gains.Circumstances(default_dtype=bench.is_default)
     iteration = kernel.iteration.choose_iteration(device, work_dtype, case.sides, schedule, circumstances=circumstances)
     task = Task(kernel, device, iteration, schedule, bench.compile_mode)
-    found, marks = peers.admit(bench.contestants, OURS, lambda name: _warm(name, task, G))
+    found, marks = peers.admit(bench.contestants, OURS, lambda name: _warm(name, task, G), lost)
     outcomes = _compare(found, G, device.type == "cuda" or case.size <= CPU_SIZE)
     A = torch.randn(bench.dense_side, bench.dense_side, generator=generator, device=device).to(work_dtype)
     works = {name: lambda run=contestant.run: run(G) for name, contestant in found.items()}
@@ -118,10 +120,10 @@ def measure(case: Case, bench: Bench, deadline: Deadline) -> dict:
     }
 
 
-def measure_beside_busy(case: Case, bench: Bench, deadline: Deadline) -> dict:
+def measure_beside_busy(case: Case, bench: Bench, deadline: Deadline, lost: Mapping[str, str]) -> dict:
     """Return the row of one case while other processes keep every core busy."""
     with busy_cores():
-        return measure(case, bench, deadline)
+        return measure(case, bench, deadline, lost)
 
 
 def _copy(kernel: ModuleType, device: torch.device) -> dict[str, Callable[[], object]]:
@@ -173,7 +175,8 @@ def _compare(found: dict[str, Contestant], G: Tensor, exactly: bool) -> dict[str
             schedule = tuple(contestant.schedule)
             if schedule not in exact:
                 exact[schedule] = exact_factor(G[0], schedule)
-            relative, largest = errors(contestant.run(G[:1])[0], exact[schedule])
+            with blaming(name):
+                relative, largest = errors(contestant.run(G[:1])[0], exact[schedule])
             outcomes[name] = {"error": relative, "largest_error": largest}
     return outcomes
 
@@ -199,7 +202,7 @@ def report(rows: list[dict]) -> Table:
 
 def _cell(outcome: dict | str) -> str:
     if isinstance(outcome, str):
-        return outcome
+        return escape(outcome)
     low, middle, high = outcome["ratio"]
     return f"{middle:.2f} ({low:.2f}-{high:.2f}), {_shown_error(outcome)}"
 

@@ -15,13 +15,14 @@ for later ones, such as the memory of CUDA graphs. Kernels are counted on GPUs o
 `--beside-busy` adds a case for each model in which other processes, one for each core, compute all the time.
 
 Results are written after every model, and a second run with the same `--output` continues the first one.
-The row of a case that raises has the error, and a later run tries it last.
+The row of a case that raises has the error, and a later run tries it last. A peer that makes the GPU unusable
+ends the run with an error, and no later one launches it: it is marked in all rows that are then measured.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import NamedTuple
@@ -35,6 +36,7 @@ from torch import Tensor
 from benchmarks import peers
 from benchmarks.busy import busy_cores
 from benchmarks.exact_polynomial import exact_factor
+from benchmarks.lost_gpu import blaming
 from benchmarks.orthogonalizers import STEPS
 from benchmarks.result_file import UNMEASURED, has_error, has_results
 from benchmarks.shapes import MODELS, TINY_MODEL, Parameter, matrix_counts
@@ -73,13 +75,13 @@ class Bench(NamedTuple):
     dense_side: int
 
 
-def measure(parameters: Sequence[Parameter], bench: Bench, deadline: Deadline) -> dict:
-    """Return the row of one model."""
+def measure(parameters: Sequence[Parameter], bench: Bench, deadline: Deadline, lost: Mapping[str, str]) -> dict:
+    """Return the row of one model. Those that have `lost` the GPU before have these marks."""
     kernel, device = bench.kernel, bench.device
     host = host_milliseconds(kernel, parameters, device, HOST_STEPS)
     pieces = breakdown(kernel, parameters, device, max(1, bench.rounds // 2))
-    errors, marks = find_errors(parameters, bench)
-    steps, failed = peers.admit(errors, OURS, lambda name: _first_step(name, parameters, bench))
+    errors, marks = find_errors(parameters, bench, lost)
+    steps, failed = peers.admit(errors, OURS, lambda name: _first_step(name, parameters, bench), lost)
     marks |= failed
     iterations = _iterations(parameters, bench)
     work_dtype = next(iter(iterations.values())).work_dtype
@@ -87,14 +89,15 @@ def measure(parameters: Sequence[Parameter], bench: Bench, deadline: Deadline) -
     times = run_rounds({**steps, "dense": lambda: A @ A}, device, bench.rounds, deadline)
     outcomes = {}
     for name, step in steps.items():
-        outcomes[name] = {
-            "milliseconds": [1e3 * t for t in quartiles(times[name])],
-            "ratio": list(ratios(times[name], times[OURS])),
-            "ratio_to_warmed_up": list(ratios(times[name], times[WARMED_UP])) if WARMED_UP in times else None,
-            "error": errors[name],
-            "peak_bytes": peak_bytes(step, device),
-            "kernels": launched_kernels(step) if device.type == "cuda" else UNMEASURED,
-        }
+        with blaming(name):
+            outcomes[name] = {
+                "milliseconds": [1e3 * t for t in quartiles(times[name])],
+                "ratio": list(ratios(times[name], times[OURS])),
+                "ratio_to_warmed_up": list(ratios(times[name], times[WARMED_UP])) if WARMED_UP in times else None,
+                "error": errors[name],
+                "peak_bytes": peak_bytes(step, device),
+                "kernels": launched_kernels(step) if device.type == "cuda" else UNMEASURED,
+            }
     rate = 2 * bench.dense_side**3 / quartiles(times["dense"]).middle
     return {
         **_work(parameters, iterations, bench, rate),
@@ -106,10 +109,12 @@ def measure(parameters: Sequence[Parameter], bench: Bench, deadline: Deadline) -
     }
 
 
-def measure_beside_busy(parameters: Sequence[Parameter], bench: Bench, deadline: Deadline) -> dict:
+def measure_beside_busy(
+    parameters: Sequence[Parameter], bench: Bench, deadline: Deadline, lost: Mapping[str, str]
+) -> dict:
     """Return the row of one model while other processes keep every core busy."""
     with busy_cores():
-        return measure(parameters, bench, deadline)
+        return measure(parameters, bench, deadline, lost)
 
 
 def _iterations(parameters: Sequence[Parameter], bench: Bench) -> dict:
@@ -146,7 +151,9 @@ def _work(parameters: Sequence[Parameter], iterations: dict, bench: Bench, rate:
     }
 
 
-def find_errors(parameters: Sequence[Parameter], bench: Bench) -> tuple[dict[str, float | str], dict[str, str]]:
+def find_errors(
+    parameters: Sequence[Parameter], bench: Bench, lost: Mapping[str, str]
+) -> tuple[dict[str, float | str], dict[str, str]]:
     """Return the error of each contestant that steps (`-` if it does not orthogonalize), and the others' marks."""
     few = [Parameter("matrix", shape, True) for shape in matrix_counts(parameters)]
     few.append(Parameter("vector", (8,)))
@@ -156,7 +163,7 @@ def find_errors(parameters: Sequence[Parameter], bench: Bench) -> tuple[dict[str
         rival = find_rival(name, bench.kernel, bench.device)
         return "-" if rival.schedule is None else _error(rival, few, bench.device, exact)
 
-    return peers.admit(bench.contestants, OURS, error_of)
+    return peers.admit(bench.contestants, OURS, error_of, lost)
 
 
 def _error(rival: Rival, parameters: Sequence[Parameter], device: torch.device, exact: dict) -> float:
@@ -202,7 +209,7 @@ def report(rows: list[dict]) -> Table:
 
 def _cells(outcome: dict | str) -> list[str]:
     if isinstance(outcome, str):
-        return [outcome]
+        return [escape(outcome)]
     over = [_ratio_cell(outcome[key]) for key in ("ratio", "ratio_to_warmed_up")]
     error = outcome["error"] if isinstance(outcome["error"], str) else f"{outcome['error']:.1e}"
     rest = error, f"{outcome['peak_bytes'] / 1e6:.1f}", str(outcome["kernels"])

@@ -9,13 +9,14 @@ step. The share is the step's time divided by that of both, in the same round, g
 Nothing is compiled. In a compiled model forward and backward take less time, and the optimizer's share is larger.
 
 Results are written after every model, and a second run with the same `--output` continues the first one.
-The row of a case that raises has the error, and a later run tries it last.
+The row of a case that raises has the error, and a later run tries it last. A peer that makes the GPU unusable
+ends the run with an error, and no later one launches it: it is marked in its rows that are then measured.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from types import ModuleType
@@ -146,9 +147,14 @@ def make_training(name: str, size: Size, bench: Bench) -> Training:
     return training
 
 
-def measure(model: str, size: Size, bench: Bench, deadline: Deadline) -> Iterator[tuple[str, dict]]:
-    """Yield each contestant's key and row. If a contestant cannot take part, its status is a mark that says why."""
-    trainings, marks = peers.admit(bench.contestants, OURS, lambda name: make_training(name, size, bench))
+def measure(
+    model: str, size: Size, bench: Bench, deadline: Deadline, lost: Mapping[str, str]
+) -> Iterator[tuple[str, dict]]:
+    """Yield each contestant's key and row. If a contestant cannot take part, its status is a mark that says why.
+
+    Those that have `lost` the GPU before are not tried again: they have these marks.
+    """
+    trainings, marks = peers.admit(bench.contestants, OURS, lambda name: make_training(name, size, bench), lost)
     works = {}
     for name, training in trainings.items():
         works |= {f"{name} {BACK_AND_FORTH}": training.back_and_forth, f"{name} {STEP}": training.step}
@@ -212,8 +218,10 @@ def main() -> int:
         path_of("training-step", device, arguments), facts(kernel, device, settings), [*chain(*keys.values())]
     )
     deadline = Deadline(arguments.minutes)
-    works = {keys[model]: partial(measure, model, size, bench, deadline) for model, size in models.items()}
-    measure_cases(results, works, deadline)
+    works = {
+        keys[model]: partial(measure, model, size, bench, deadline, results.lost) for model, size in models.items()
+    }
+    measure_cases(results, works, deadline, contestants)
     rows = list(results.rows.values())
     Console(width=None if Console().is_terminal else 140).print(report(rows))
     return int(any(map(has_error, rows)))

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.lost_gpu import blaming
 from tests.support.proofs import graphs, race
 
 WARM_UP = 2
@@ -62,7 +63,7 @@ def run_rounds(
 ) -> dict[str, list[float]]:
     """Return each work's seconds, round by round. Each round starts with another work, and the first rounds warm up.
 
-    There are `rounds` rounds, or, if the time is up, as few as LEAST_ROUNDS.
+    There are `rounds` rounds, or, if the time is up, as few as LEAST_ROUNDS. Raises LostGpuError, with the work's name.
     """
     names = list(works)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -71,7 +72,8 @@ def run_rounds(
             break
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            seconds[name].append(seconds_of(works[name], device))
+            with blaming(name):
+                seconds[name].append(seconds_of(works[name], device))
     return {name: times[WARM_UP:] for name, times in seconds.items()}
 
 

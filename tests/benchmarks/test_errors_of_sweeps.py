@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import (
+    peers,
     sweep_bookkeeping,
     sweep_orthogonalize,
     sweep_portable,
@@ -19,13 +22,15 @@ from benchmarks import (
 )
 from benchmarks.result_file import ResultFile
 from benchmarks.sweep_options import measure_cases
-from benchmarks.timing import Deadline
+from benchmarks.timing import Deadline, run_rounds
+from tests.support.proofs import race
 from tools.lab import measure
 from tools.lab.items import FailedError
 from tools.pages.tables import sweep_tables
 
 CASES = ("a",), ("b", "c"), ("d",)
 WRONG, LOST = RuntimeError("it is\ntoo large"), RuntimeError("CUDA error: an illegal memory access")
+TORCH = "torch.optim.Muon"
 
 
 class Sweep:
@@ -98,6 +103,77 @@ def test_every_sweep_prints_its_errors_and_fails(program, variant, tmp_path, mon
     assert "[/no]" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "program, finder",
+    [
+        (sweep_orthogonalize, "find_contestant"),
+        (sweep_step, "find_rival"),
+        (sweep_training_step, "find_rival"),
+    ],
+)
+def test_a_peer_that_loses_the_gpu_ends_the_sweep_and_is_not_launched_again(
+    program, finder, variant, tmp_path, monkeypatch, capsys
+):
+    """What was measured before stays, and in the next run its mark says why it was left out."""
+    file, tried, find = tmp_path / "results.json", [], getattr(program, finder)
+
+    def losing(name: str, *arguments):
+        tried.append(name)
+        if name == TORCH:
+            raise LOST
+        return find(name, *arguments)
+
+    monkeypatch.setattr(program, finder, losing)
+    places = ["--build", str(variant.parent), "--output", str(file)]
+    monkeypatch.setattr(sys, "argv", ["sweep", "--tiny", "--contestants", TORCH, *places])
+    with pytest.raises(race.LostGpuError, match=f"^{TORCH}: RuntimeError: CUDA error: an illegal memory access"):
+        program.main()
+    first = json.loads(file.read_text())["results"][0]
+    assert first["status"] == f"error: LostGpuError: {TORCH}: RuntimeError: {LOST}"
+    assert program.main() == 0 and tried.count(TORCH) == 1 < len(tried)
+    mark = f"lost the GPU at {first['case']}: RuntimeError: {LOST}"
+    assert mark in file.read_text() and '"error: ' not in file.read_text() and "lost" in capsys.readouterr().out
+
+
+def test_whoever_loses_the_gpu_is_named(monkeypatch):
+    """Errors of kernels are raised later, and libraries have names of their own for them: the GPU knows."""
+
+    def step(name: str) -> None:
+        if name == "peer":
+            monkeypatch.setattr(torch.cuda, "synchronize", lose)
+            raise AssertionError("driver error 700")
+
+    def lose() -> None:
+        raise LOST
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    calls = {
+        "admitted": lambda: peers.admit(["ours", "peer"], "ours", step, {}),
+        "timed": lambda: run_rounds(
+            {n: partial(step, n) for n in ("ours", "peer")}, torch.device("cpu"), 1, Deadline()
+        ),
+    }
+    for call in calls.values():
+        with pytest.raises(race.LostGpuError, match=r"^peer: RuntimeError: CUDA error: an illegal") as found:
+            call()
+        assert found.value.name == "peer"
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+
+def test_ours_is_launched_again_whatever_it_lost(tmp_path):
+    names = "optimizer", "optimizer, warmed up", "torch.compile"
+    for name in names:
+        results = ResultFile(tmp_path / "results.json", {}, ["a"])
+        with pytest.raises(race.LostGpuError):
+            measure_cases(results, {("a",): partial(lose_by, name)}, Deadline(), names)
+    assert ResultFile(tmp_path / "results.json", {}, ["a"]).lost == {"torch.compile": f"lost the GPU at a: {LOST}"}
+
+
+def lose_by(name: str) -> None:
+    raise race.LostGpuError(name, str(LOST))
+
+
 def test_pages_count_rows_with_an_error_as_they_count_unmeasured_ones():
     measured = {"case": "a", "status": "measured", "load_seconds": [1.0, 2.0, 3.0]}
     rows = [measured, {"case": "b", "status": "error: RuntimeError: too large"}, {"case": "c", "status": "unmeasured"}]
@@ -106,10 +182,11 @@ def test_pages_count_rows_with_an_error_as_they_count_unmeasured_ones():
     assert table.title == "Time to load, 1 of 3 unmeasured, 1 of 3 with an error"
 
 
-def test_the_lab_fails_a_sweep_that_was_stopped_with_an_error_in_a_row(tmp_path):
+def test_the_lab_fails_a_sweep_with_an_error_in_a_row_whose_case_it_names(tmp_path):
     content = {"results": [{"case": "a", "status": "error: RuntimeError: too large"}]}
     file = tmp_path / "results.json"
-    file.write_text(json.dumps(content))
-    with pytest.raises(FailedError, match="out of time; a: error: RuntimeError: too large") as found:
-        measure.judged(measure.OUT_OF_TIME, "stopped", file)
-    assert found.value.value == {"ended": measure.OUT_OF_TIME, **content}
+    for status in (measure.OUT_OF_TIME, "status 1"):
+        file.write_text(json.dumps(content))
+        with pytest.raises(FailedError, match=f"{status}; a: error: RuntimeError: too large") as found:
+            measure.judged(status, "the last line of a long error", file)
+        assert found.value.value == {"ended": status, **content}

@@ -27,11 +27,11 @@ def test_failing_peer_is_marked_but_our_failure_raises():
             raise RuntimeError("out of memory")
         return name
 
-    made, marks = peers.admit(["ours", "absent", "broken"], "ours", make)
+    made, marks = peers.admit(["ours", "absent", "broken"], "ours", make, {})
     assert made == {"ours": "ours"}
     assert marks == {"absent": "not installed", "broken": "failed: RuntimeError: out of memory"}
     with pytest.raises(RuntimeError):
-        peers.admit(["broken"], "broken", make)
+        peers.admit(["broken"], "broken", make, {})
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ def test_a_contestant_with_a_batch_that_is_launched_eagerly_is_refused(built, gr
 
 def test_a_step_sweep_compares_all_with_both_of_ours(built, graphs):
     bench = sweep_step.Bench(built, CPU, (OURS, WARMED_UP, ADAMW), 3, 64)
-    row = {"case": "tiny", "status": "measured", **sweep_step.measure(TINY_MODEL, bench, Deadline())}
+    row = {"case": "tiny", "status": "measured", **sweep_step.measure(TINY_MODEL, bench, Deadline(), {})}
     outcomes = row["contestants"]
     assert outcomes[OURS]["ratio"] == outcomes[WARMED_UP]["ratio_to_warmed_up"] == [1, 1, 1]
     assert outcomes[WARMED_UP]["error"] == outcomes[OURS]["error"]

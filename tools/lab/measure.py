@@ -126,11 +126,11 @@ def judged(status: str, last: str, file: Path) -> dict:
         raise (CutError if status == OUT_OF_TIME else FailedError)(f"{status}, no results; {last}")
     content = {"ended": status, **json.loads(file.read_text())}
     file.unlink()
-    if status not in ("status 0", OUT_OF_TIME):
-        raise FailedError(f"{status}; {last}", content)
     wrong = next(filter(has_error, content["results"]), None)
     if wrong is not None:
         raise FailedError(f"{status}; {wrong['case']}: {wrong['status']}", content)
+    if status not in ("status 0", OUT_OF_TIME):
+        raise FailedError(f"{status}; {last}", content)
     unmeasured = sum(row["status"] == UNMEASURED for row in content["results"])
     if unmeasured:
         raise CutError(f"{unmeasured} of {len(content['results'])} rows are unmeasured", content)
