@@ -29,6 +29,7 @@ from tests.support.operation_places import MODELLED_ON_DEVICE, SHIPPED, is_possi
 from tests.support.rank_pool import REPO_ID, load_kernel
 from tests.support.report_log import read_log
 from tests.support.symmetric_products import PROVEN_SIZES
+from tests.support.triton_gpu import skip_without_triton
 
 ROOT = Path(__file__).resolve().parents[2]
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
@@ -132,6 +133,7 @@ def seed_of(item: pytest.Item) -> int:
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Interpreter | Gpu]:
     """Each place where kernels run, its device being the one on which tensors are made."""
     found = Gpu() if request.param == "cuda" else Interpreter(tmp_path)
+    skip_without_triton(request.getfixturevalue("kernel"), found.device)
     torch.set_default_device(found.device)
     with shuffled_and_poisoned(request.node) if INTERPRETING else nullcontext():
         yield found

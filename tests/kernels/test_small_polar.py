@@ -23,6 +23,7 @@ from tests.support.small_polynomial import (
     steps_of,
 )
 from tests.support.symmetric_products import DTYPES, WrongResultError, every_other
+from tests.support.triton_gpu import skip_without_triton
 
 pytest.importorskip("triton")
 
@@ -35,6 +36,13 @@ WINDOWS = in_windows(SCHEDULE, (1, 2), SCALE)
 @pytest.fixture(scope="module")
 def module(kernel):
     return importlib.import_module(f"{kernel.__name__}.kernels.small_polar")
+
+
+@pytest.fixture
+def device(kernel, device):
+    """A device on which the package launches Triton's kernels, if it is a GPU."""
+    skip_without_triton(kernel, device)
+    return device
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -26,6 +26,7 @@ from tests.support.symmetric_products import (
     symmetric,
 )
 from tests.support.symmetric_products import operands as laid_out
+from tests.support.triton_gpu import skip_without_triton
 
 pytest.importorskip("triton")
 
@@ -36,6 +37,13 @@ NUMBERS = ALPHA, BETA, DIAGONAL
 @pytest.fixture(scope="module")
 def module(kernel):
     return kernel.kernels.symmetric_gemm
+
+
+@pytest.fixture
+def device(kernel, device):
+    """A device on which the package launches Triton's kernels, if it is a GPU."""
+    skip_without_triton(kernel, device)
+    return device
 
 
 def operands(dtype=torch.float32, batch=2, m=6, k=5) -> dict:

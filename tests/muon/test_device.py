@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tests.support.inside import always_exchanged, iterate
 from tests.support.symmetric_products import normal
+from tests.support.triton_gpu import skip_without_triton
 
 SHAPES = {"square": (2, 256, 256), "wide": (2, 256, 1024), "tall": (3, 640, 192)}
 HALVES = (torch.float16, torch.bfloat16)
@@ -61,6 +62,7 @@ ITERATIONS = [(torch.float16, "gram", "wide"), *itertools.product(HALVES, ["stan
 @pytest.mark.parametrize("dtype, method, name", ITERATIONS)
 def test_symmetric_products_err_at_most_twice_as_much(kernel, device, dtype, method, name):
     """As torch's. The Gram iteration is for long matrices: a square's smallest singular value is left to luck."""
+    skip_without_triton(kernel, device)
     G = normal(*SHAPES[name])
     exact = kernel.orthogonalize(G.double().cpu(), method="standard")
     ours, torchs = (distance(iterate(kernel, G, dtype, method, by), exact) for by in ("SYMMETRIC", "BATCHED"))
@@ -175,6 +177,8 @@ def captured(warm_up: Callable[[], object], work: Callable[[], object]) -> tuple
 @pytest.mark.parametrize("what", ["symmetric_gemm", "orthogonalize"])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_a_replayed_orthogonalization_has_the_eager_bits(kernel, device, dtype, what):
+    if what == "symmetric_gemm":
+        skip_without_triton(kernel, device)
     symmetric_gemm = kernel.kernels.symmetric_gemm.symmetric_gemm
     works = {
         "symmetric_gemm": lambda X: symmetric_gemm(X, X.mT, alpha=2.0),

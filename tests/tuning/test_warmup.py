@@ -12,11 +12,18 @@ import torch
 from torch.nn import Parameter
 
 from tests.support.rank_pool import load_kernel
+from tests.support.triton_gpu import skip_without_triton
 
 BUDGET = 20
 # A square size needs one measurement, which no budget ends.
 SIDES = {"cpu": 32, "cuda": 256}
-PLACES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def place(request, kernel):
+    """Each device that is there and has products to choose from, which on a GPU are torch's and Triton's."""
+    skip_without_triton(kernel, request.param)
+    return request.param
 
 
 class WarmedUp(NamedTuple):
@@ -51,7 +58,6 @@ def files() -> list[Path]:
     return list(Path(os.environ["XDG_CACHE_HOME"]).glob("optimizer/*.json"))
 
 
-@pytest.mark.parametrize("place", PLACES)
 def test_what_a_warm_up_has_measured_is_explained(kernel, measurements, place):
     found = warm_up(kernel, place)
     assert found.summary.startswith("measured 1 products: ")
@@ -60,7 +66,6 @@ def test_what_a_warm_up_has_measured_is_explained(kernel, measurements, place):
     assert graphs == (["1 of 1 batches replay a CUDA graph, captured by warmup()"] if place == "cuda" else [])
 
 
-@pytest.mark.parametrize("place", PLACES)
 def test_a_warm_up_takes_what_tune_has_measured(kernel, measurements, place):
     said: list[str] = []
     shape, dtype = (SIDES[place],) * 2, torch.float16 if place == "cuda" else torch.bfloat16
@@ -70,7 +75,6 @@ def test_a_warm_up_takes_what_tune_has_measured(kernel, measurements, place):
     assert found.summary is None and found.kernel.endswith(", measured here")
 
 
-@pytest.mark.parametrize("place", PLACES)
 def test_nothing_is_measured_twice_by_another_process(kernel, measurements, place):
     """Nor by this one after it has forgotten what it knew: both read the file."""
     first = warm_up(kernel, place)

@@ -11,6 +11,7 @@ from types import ModuleType
 import torch
 
 from tests.support.proofs import race
+from tests.support.triton_gpu import UNSUPPORTED
 
 loses_gpu = race.loses_gpu
 
@@ -74,4 +75,4 @@ class Item:
 def require_triton(lab: Lab) -> None:
     """Raise NotApplicableError on a GPU on which the package launches none of Triton's kernels."""
     if not lab.kernel.kernels.machine.supports_triton(lab.device):
-        raise NotApplicableError("Triton does not support this GPU, and the package launches none of its kernels there")
+        raise NotApplicableError(UNSUPPORTED)
