@@ -9,8 +9,8 @@ the second one is marked. This warm-up measures nothing, because what it found w
 middle of a sweep. So both use the kernels that `tune` has measured before, or else those that the package ships or
 predicts, and differ in how these are launched. The lab tunes before it measures.
 
-flash-muon is only in `sweep_orthogonalize.py`: its optimizer needs a process group, and it overwrites the gradients,
-which stay the same here from round to round.
+flash-muon is only in `sweep_orthogonalize.py`, since its optimizer needs a process group. Keller Jordan's writes into
+the gradients, which all share in that sweep: their values change from round to round, the work does not.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ADAMW = "AdamW"
 
 
 class Weights(NamedTuple):
-    """One contestant's copy of the parameters, with gradients."""
+    """The parameters of a model, with gradients."""
 
     matrices: list[Tensor]
     rest: list[Tensor]
@@ -66,7 +66,7 @@ def spectral(rows: int, cols: int) -> float:
 
 
 def make_weights(parameters: Sequence[Parameter], device: torch.device) -> Weights:
-    """Return new float32 parameters with gradients, the same for every contestant; matrices are (rows, cols)."""
+    """Return new float32 parameters with gradients, the same at every call; matrices are (rows, cols)."""
     generator = torch.Generator(device).manual_seed(0)
     weights = Weights([], [])
     for parameter in parameters:

@@ -20,9 +20,9 @@ they are replayed.
 
 `--beside-busy` adds a case for each shape in which other processes, one for each core, compute all the time.
 
-Results are written after every shape, and a second run with the same `--output` continues the first one.
-The row of a case that raises has the error, and a later run tries it last. A peer that makes the GPU unusable
-ends the run with an error, and no later one launches it: it is marked in all rows that are then measured.
+Results are written after every shape, and a second run with the same `--output` continues the first one. The row of a
+case that raises has the error, and a later run tries it last. A peer that makes the GPU unusable ends the run with an
+error, and no later one launches it: it is marked in all rows that are then measured.
 """
 
 from __future__ import annotations

@@ -3,20 +3,20 @@
     python -m benchmarks.sweep_step [--build DIR] [--device cpu] [--models gpt2-124m,vit-s] [--contestants NAME,...]
         [--peers DIR] [--minutes N] [--output FILE] [--beside-busy] [--tiny]
 
-All contestants take turns, each on its own float32 parameters and gradients. A ratio is their time divided by ours in
-the same round, given as quartiles over the rounds; on a GPU there is a second one, to ours after its warm-up. The error
-is that of a first update, without its step size, from each contestant's own polynomial in float64: relative in the
-Frobenius norm, over one matrix of each shape. Ideal is the FLOP of the cheaper methods with symmetric products at the
-rate of a large dense product in the same rounds; `breakdown` says where the rest of our step goes. Peak memory, in 10^6
-bytes, is the most that torch's allocator had given out at a moment of one step after all rounds, less what it had given
-out before that step (`step_costs.peak_bytes`). So it has neither parameters, gradients and state, nor what steps keep
-for later ones, such as the memory of CUDA graphs. Kernels are counted on GPUs only, without copies and fills.
+All contestants take turns over the same float32 parameters and gradients, each with its own state. A ratio is their
+time divided by ours in the same round, given as quartiles over the rounds; on a GPU there is a second one, to ours
+after its warm-up. The error is that of a first update, without its step size, from each contestant's own polynomial in
+float64: relative in the Frobenius norm, over one matrix of each shape. Ideal is the FLOP of the cheaper methods with
+symmetric products at the rate of a large dense product in the same rounds; `breakdown` says where the rest of our step
+goes. Peak memory, in 10^6 bytes, is the most that torch's allocator had given out at a moment of one step after all
+rounds, less what it had given out before that step. So it has neither parameters, gradients and state, nor what steps
+keep for later ones, such as the memory of CUDA graphs. Kernels are counted on GPUs only, without copies and fills.
 
 `--beside-busy` adds a case for each model in which other processes, one for each core, compute all the time.
 
-Results are written after every model, and a second run with the same `--output` continues the first one.
-The row of a case that raises has the error, and a later run tries it last. A peer that makes the GPU unusable
-ends the run with an error, and no later one launches it: it is marked in all rows that are then measured.
+Results are written after every model, and a second run with the same `--output` continues the first one. The row of a
+case that raises has the error, and a later run tries it last. A peer that makes the GPU unusable ends the run with an
+error, and no later one launches it: it is marked in all rows that are then measured.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ from benchmarks.step_rivals import (
     SETTINGS,
     WARMED_UP,
     Rival,
+    Weights,
     find_rival,
     make_weights,
     step_of,
@@ -81,7 +82,8 @@ def measure(parameters: Sequence[Parameter], bench: Bench, deadline: Deadline, l
     host = host_milliseconds(kernel, parameters, device, HOST_STEPS)
     pieces = breakdown(kernel, parameters, device, max(1, bench.rounds // 2))
     errors, marks = find_errors(parameters, bench, lost)
-    steps, failed = peers.admit(errors, OURS, lambda name: _first_step(name, parameters, bench), lost)
+    weights = make_weights(parameters, device)  # for all: a copy for each would fill a GPU
+    steps, failed = peers.admit(errors, OURS, lambda name: _first_step(name, weights, bench), lost)
     marks |= failed
     iterations = _iterations(parameters, bench)
     work_dtype = next(iter(iterations.values())).work_dtype
@@ -186,9 +188,9 @@ def _direction(p: Tensor, rival: Rival) -> Tensor:
     return p.detach().double() / (-LR * rival.multiplier(*p.shape))
 
 
-def _first_step(name: str, parameters: Sequence[Parameter], bench: Bench) -> Callable[[], None]:
-    """Return the step of a contestant over parameters of its own, after a first one."""
-    step = step_of(find_rival(name, bench.kernel, bench.device).build(make_weights(parameters, bench.device)))
+def _first_step(name: str, weights: Weights, bench: Bench) -> Callable[[], None]:
+    """Return the step of a contestant, after a first one."""
+    step = step_of(find_rival(name, bench.kernel, bench.device).build(weights))
     step()
     return step
 

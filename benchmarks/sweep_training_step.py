@@ -8,9 +8,9 @@ autocast to bfloat16. Each contestant trains a copy. All take turns: first forwa
 step. The share is the step's time divided by that of both, in the same round, given as quartiles over the rounds.
 Nothing is compiled. In a compiled model forward and backward take less time, and the optimizer's share is larger.
 
-Results are written after every model, and a second run with the same `--output` continues the first one.
-The row of a case that raises has the error, and a later run tries it last. A peer that makes the GPU unusable
-ends the run with an error, and no later one launches it: it is marked in its rows that are then measured.
+Results are written after every model, and a second run with the same `--output` continues the first one. The row of a
+case that raises has the error, and a later run tries it last. A peer that makes the GPU unusable ends the run with an
+error, and no later one launches it: it is marked in its rows that are then measured.
 """
 
 from __future__ import annotations

@@ -90,6 +90,20 @@ def test_a_step_sweep_compares_all_with_both_of_ours(built, graphs):
     assert second.rows[0][2] == "1.00 (1.00-1.00)"
 
 
+def test_all_contestants_of_a_step_move_the_same_parameters(built, graphs, monkeypatch):
+    """Of Llama 3.2 1B these are 10 GB: as many for each of nine contestants would not fit into a GPU of 80 GB."""
+    made, make = [], sweep_step.make_weights
+
+    def noted(parameters, device):
+        made.append(parameters)
+        return make(parameters, device)
+
+    monkeypatch.setattr(sweep_step, "make_weights", noted)
+    bench = sweep_step.Bench(built, CPU, (OURS, WARMED_UP, ADAMW), 3, 64)
+    sweep_step.measure(TINY_MODEL, bench, Deadline(), {})
+    assert made.count(TINY_MODEL) == 1
+
+
 def test_a_replayed_orthogonalization_is_that_of_ours_for_each_input(built, graphs):
     ours, replayed = (orthogonalizer(built, name).run for name in orthogonalizers.OWN)
     for G in (torch.randn(3, 8, 12), torch.randn(1, 8, 12)):
