@@ -156,3 +156,16 @@ def test_a_number_is_read_from_the_cpu_alone(kernel):
     elsewhere = torch.empty((), device="meta")
     assert number_at_hand(elsewhere) is elsewhere
     assert number_at_hand(torch.tensor(-1.0)) == number_at_hand(Parameter(torch.tensor([-1.0]))) == -1.0
+
+
+def test_a_real_number_among_fake_tensors_is_taken_and_checked(kernel):
+    """It has a value, though no operation gives it in a fake mode. A fake number has none, and is taken, too."""
+    right, wrong = torch.tensor([0.1]), torch.tensor(-0.1)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        params = named_parameters()
+        for number in (right, torch.tensor(0.1)):
+            optimizer = kernel.Muon(params.items(), lr=number)
+            take_steps(optimizer, params, [0])
+            assert optimizer.param_groups[0]["lr"] is number
+        with pytest.raises(ValueError, match=r"lr must be at least 0 .* got -0\.1"):
+            kernel.Muon(params.items(), lr=wrong)

@@ -42,7 +42,12 @@ def number_at_hand(value: Any) -> Any:
     Of a tensor on a GPU a step may not read the number, because it would wait for the GPU.
     """
     is_at_hand = type(value) in (Tensor, Parameter) and value.device.type == "cpu" and value.numel() == 1
-    return value.item() if is_at_hand and value.dtype in (torch.float32, torch.float64) else value
+    if not is_at_hand or value.dtype not in (torch.float32, torch.float64):
+        return value
+    number = value.tolist()  # not `item()`, which is an operation: a FakeTensorMode around this refuses it
+    while isinstance(number, list):
+        (number,) = number
+    return number
 
 
 def plain_number(key: str, value: Any, high: float = math.inf) -> float:
