@@ -10,6 +10,7 @@ from torch import Tensor
 from ..muon import Muon
 from ..parameters.groups import named_parameters
 from ..parameters.settings import Group
+from ..parameters.state import is_elsewhere
 
 # For each torch optimizer: whether its state is that of Muon's branch here, and its keys. AdamW is a subclass of Adam.
 _KEYS = {torch.optim.Adam: (False, ("step", "exp_avg", "exp_avg_sq")), torch.optim.Muon: (True, ("momentum_buffer",))}
@@ -50,9 +51,11 @@ def export_state(optimizer: Muon, target: torch.optim.Optimizer) -> dict[str, An
 
 
 def _state_of(p: Tensor, name: str, group: Group, optimizer: Muon, known: tuple[bool, tuple[str, ...]]) -> dict:
-    """Return copies of the state tensors that the target uses; none if the parameter belongs to the other branch."""
+    """Return copies of the state tensors that the target uses; none if the parameter belongs to the other branch, or
+    to other ranks.
+    """
     use_muon, keys = known
-    if group["use_muon"] != use_muon or p not in optimizer.state:
+    if group["use_muon"] != use_muon or p not in optimizer.state or is_elsewhere(p):
         return {}
     values = {key: optimizer.state[p][key] for key in keys}
     if any(value.dtype == torch.int8 for value in values.values()):

@@ -38,6 +38,7 @@ class StateTensor(NamedTuple):
     keeps_dtype: bool = False  # keeps the dtype in which it was made or saved, even when the parameter is cast
     on_host: bool = False
     may_lack: bool = False  # may be missing in a file, and is zeros then
+    is_elsewhere: bool = False  # only ranks that have a part of the parameter keep it, and this one has none
 
 
 def state_tensors(name: str, p: Tensor, group: Mapping[str, Any]) -> dict[str, StateTensor]:
@@ -45,14 +46,16 @@ def state_tensors(name: str, p: Tensor, group: Mapping[str, Any]) -> dict[str, S
 
     Momentum has the group's `momentum_dtype`, the parameter's if that is None; with `int8` it has scales. AdamW's
     averages have the parameter's dtype, or float32 with a `remainder` and for float16, whose range holds few squares.
-    Second moments, which only some settings ask for, are on the parameter's device, in float32 or wider.
+    Second moments, which only some settings ask for, are on the parameter's device, in float32 or wider. Ranks without
+    a part do not count steps: of a count that several ranks have, a checkpoint stores that of any one.
     """
     shape, on_host = tuple(p.shape), group["offload"]
     is_split = has_remainder(p, group)
     remainder = {REMAINDER: StateTensor(shape, p.dtype, may_lack=True)} if is_split else {}
     if not group["use_muon"]:
         average = StateTensor(shape, torch.float32 if is_split or p.dtype == torch.float16 else p.dtype)
-        return {"step": StateTensor(None, torch.float32), "exp_avg": average, "exp_avg_sq": average, **remainder}
+        count = StateTensor(None, torch.float32, is_elsewhere=is_elsewhere(p))
+        return {"step": count, "exp_avg": average, "exp_avg_sq": average, **remainder}
     dtype = p.dtype if group["momentum_dtype"] is None else getattr(torch, group["momentum_dtype"])
     tensors = {BUFFER: StateTensor(shape, dtype, keeps_dtype=True, on_host=on_host), **remainder}
     blocks = blocks_in_group(name, p, group)
@@ -74,6 +77,12 @@ def has_remainder(p: Tensor, group: Mapping[str, Any]) -> bool:
     return group["master_weights"] == "split" and p.dtype == torch.bfloat16
 
 
+def is_elsewhere(p: Tensor) -> bool:
+    """Whether `p` lies on a mesh of ranks to which this one does not belong."""
+    mesh = getattr(p, "device_mesh", None)  # of a DTensor, which only higher floors know
+    return mesh is not None and mesh.get_coordinate() is None
+
+
 def moments_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of second moments for parameters of this dtype."""
     return torch.promote_types(dtype, torch.float32)
@@ -85,9 +94,10 @@ def ensure_state(state: dict[str, Tensor], p: Tensor, wanted: Mapping[str, State
     They belong on the device of `p`, or in host memory for momentum of groups with `offload`. `memory` makes tensors of
     other shapes than that of `p`. Tensors that the group no longer asks for are removed. Call `check_shapes` before.
     """
-    for key in set(KEYS) - wanted.keys():
+    kept = {key: kind for key, kind in wanted.items() if not kind.is_elsewhere}
+    for key in set(KEYS) - kept.keys():
         state.pop(key, None)
-    for key, kind in wanted.items():
+    for key, kind in kept.items():
         if key in state:
             state[key] = placed(p, state[key], kind, memory)
         elif kind.shape is None:
@@ -149,7 +159,7 @@ def check_loaded(state: Mapping[str, Any], name: str, p: Tensor, group: Mapping[
     packages may hold anything.
     """
     wanted = state_tensors(name, p, group)
-    needed = {key for key, kind in wanted.items() if not kind.may_lack}
+    needed = {key for key, kind in wanted.items() if not kind.may_lack and not kind.is_elsewhere}
     if REMAINDER in state and REMAINDER not in wanted:
         raise ValueError(
             f"the state of {name} was saved with the lower half of a float32 value, which a {p.dtype} parameter with "
