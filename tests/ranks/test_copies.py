@@ -123,3 +123,45 @@ def test_a_checksum_does_not_depend_on_where_a_tensor_lies(pools, dtype, size):
 def test_changes_that_keep_the_sum_are_found(pools):
     for errors in pools(4).run(error_of_reordered_rows, Case(specs_on(LAYOUTS["hsdp"]))):
         assert all("up.weight differs between ranks [1] and [3]" in error for error in errors)
+
+
+def errors_after(kernel, case: Case, key: str, value, repaired: bool):
+    """Let one rank have another setting for one step; return what the step after that and a comparison say.
+
+    `repaired` gives all ranks one count of the steps that round at random.
+    """
+    optimizer, params = trained(kernel, case)
+    params[0].grad = part_of(case._replace(seed=1), 0).data
+    optimizer.step()
+    group = optimizer.param_groups[0]
+    usual, errors = group[key], []
+    group[key] = value if dist.get_rank() == 3 else usual
+    errors.append(error_of(optimizer.step))
+    group[key] = usual
+    group["rounding_step"] = 1 if repaired else group["rounding_step"]
+    return [*errors, error_of(optimizer.step), error_of(optimizer.check_copies)]
+
+
+def error_of(act) -> str | None:
+    try:
+        act()
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("repaired", [False, True])
+def test_a_disagreement_about_random_rounding_is_over_with_one_count(pools, repaired):
+    case = Case(specs_on(LAYOUTS["hsdp"])[:1], dtype=torch.bfloat16)
+    for first, second, last in pools(4).run(errors_after, case, "stochastic_rounding", True, repaired):
+        assert "'stochastic_rounding': True" in first
+        assert (second is None) == (last is None) == repaired
+        assert repaired or "'rounding_step': 1" in second
+
+
+def test_a_disagreement_about_8_bit_momentum_leaves_its_conversion(pools):
+    case = Case(specs_on(LAYOUTS["hsdp"])[:1])
+    results = pools(4).run(errors_after, case, "momentum_dtype", "int8", True)
+    assert all("int8" in first for first, *_ in results)
+    for _, _, last in (results[1], results[3]):
+        assert "momentum_buffer of up.weight differs between ranks [1] and [3]" in last
