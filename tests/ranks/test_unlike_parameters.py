@@ -1,0 +1,42 @@
+"""A parameter that one rank has in another way than the others: that is named before anything is sent.
+
+Ranks would take parts for those of other rows or columns, or wait for a message that nobody sends.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+# What the odd rank has otherwise, and what the error must show of it.
+DIFFERENT = {
+    "the order of ranks": ["on a mesh (2,) (ranks"],
+    "the order in memory": ["in memory [0, 1, 2, 3]", "in memory [0, 2, 3, 1]"],
+    "whether it is frozen": [", frozen"],
+}
+
+
+def step_of_unlike_parameters(kernel, what: str):
+    """Each rank has rows of a convolution, rank 1 in another way; return the error, and whether they stayed."""
+    ranks, local, is_trained = [0, 1], torch.ones(3, 4, 2, 2), True
+    if dist.get_rank() == 1:
+        ranks = ranks[::-1] if what == "the order of ranks" else ranks
+        local = local.to(memory_format=torch.channels_last) if what == "the order in memory" else local
+        is_trained = what != "whether it is frozen"
+    p = nn.Parameter(DTensor.from_local(local, DeviceMesh("cpu", ranks), [Shard(0)], run_check=False), is_trained)
+    p.grad = torch.ones_like(p) if is_trained else None
+    optimizer = kernel.Muon([("conv.weight", p)])
+    with pytest.raises(ValueError) as caught:
+        optimizer.step()
+    return str(caught.value), bool((p.to_local() == 1).all())
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_what_one_rank_has_otherwise_is_named(pools, what):
+    for error, unmoved in pools(2).run(step_of_unlike_parameters, what):
+        assert unmoved and "rank 0 has conv.weight" in error and "rank 1 has conv.weight" in error
+        assert all(words in error for words in DIFFERENT[what])
