@@ -74,7 +74,11 @@ def test_equal_copies_and_single_parts_pass(pools, name):
 
 
 def check_after_a_step(kernel, case: Case) -> None:
-    trained(kernel, case)[0].check_copies()
+    """Rank 0 has no gradient then, as when it alone prepares the next step: only a step compares them."""
+    optimizer, params = trained(kernel, case)
+    if dist.get_rank() == 0:
+        params[0].grad = None
+    optimizer.check_copies()
 
 
 def test_parts_that_have_no_copy_are_not_compared(pools):

@@ -155,6 +155,21 @@ def test_optimizers_that_some_ranks_made_and_let_go_do_not_count(pools):
     assert all(pools(4).run(one_more_on_a_rank, Case(specs)))
 
 
+def numbered_after_others(kernel, case: Case) -> None:
+    """Rank 1 has given more optimizers a number than the others, as a process that has been in an earlier world."""
+    kernel.step.rank_agreement._NUMBERS[tuple(range(4))] += dist.get_rank() == 1
+    optimizer, params = built(kernel, case)
+    for step in (1, 2):
+        set_gradients(case, params, step)
+        optimizer.step()
+    optimizer.state_dict()
+
+
+@on_every_backend()
+def test_a_new_optimizer_gets_one_number_on_all_ranks(pools):
+    pools(4).run(numbered_after_others, Case((Spec("up.weight", (12, 8), LAYOUTS["rows"]),)))
+
+
 def changed_plan_on_a_rank(kernel, case: Case, what: str):
     """One rank changes its plan, or loads its state; return the error, and whether equal plans go on."""
     optimizer, params = built(kernel, case)
