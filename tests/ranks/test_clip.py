@@ -14,6 +14,7 @@ from tests.support.rank_pool import device_of_ranks, one_by_one
 from tests.support.sharded_models import LAYOUTS, bits_equal, mesh_of, one_thread, whole
 
 HEAD, HEADS, WIDTH = 4, 6, 20
+FIRST = HEAD * HEADS // 4  # rows on rank 0 if four ranks share them
 WEIGHTS = ("attn.q_proj.weight", "attn.k_proj.weight")
 CLIP = {"threshold": 10.0, "head_dim": HEAD}
 HALVES = {"master_weights": "split", "momentum_dtype": "float32"}
@@ -29,6 +30,7 @@ class Second(NamedTuple):
     overflows: bool
     halves: bool = False
     after_overflow: bool = False
+    is_partial: bool = False  # only rank 0 has its part of the gradient, `FIRST` rows
 
 
 def draw(*shape, seed):
@@ -54,9 +56,12 @@ def steps_of(kernel, layout, device, seen, second):
     for step in range(2):
         for i, p in enumerate(params.values()):
             gradient = draw(HEADS * HEAD, WIDTH, seed=10 * step + i + 2).to(device, dtype)
+            if step and second.is_partial:
+                gradient[FIRST:] = 0
             if isinstance(p, DTensor):
                 gradient = distribute_tensor(gradient, p.device_mesh, p.placements, src_data_rank=None)
-            p.grad = None if step and second.is_missing else gradient
+            is_elsewhere = second.is_partial and isinstance(p, DTensor) and torch.distributed.get_rank() > 0
+            p.grad = None if step and (second.is_missing or is_elsewhere) else gradient
         if second.overflows or second.after_overflow:
             optimizer.found_inf = torch.tensor(float(step == second.overflows), device=device)
         if not (second.after_overflow and step):
@@ -93,6 +98,12 @@ def test_rows_are_scaled_as_in_one_process(kernel, pools, layout, missing, overf
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_what_a_step_observed_that_overflow_skips_is_clipped_by_the_next_one(kernel, pools, layout, missing):
     assert_as_in_one_process(kernel, pools, layout, Second(missing, overflows=False, after_overflow=True))
+
+
+@on_every_backend()
+@pytest.mark.parametrize("overflow", [False, True])
+def test_rows_without_a_gradient_are_scaled_once_if_other_ranks_have_one(kernel, pools, overflow):
+    assert_as_in_one_process(kernel, pools, LAYOUTS["rows"], Second(False, overflow, is_partial=True))
 
 
 @on_every_backend()
