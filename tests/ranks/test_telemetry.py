@@ -64,8 +64,9 @@ def metrics_of_one_gradient(kernel, case: Case, part=sharded):
 
 @pytest.mark.parametrize("settings", [{}, {"sum_gram": True}], ids=["owners", "sums"])
 def test_matrices_without_a_gradient_do_not_count(kernel, pools, settings):
-    """All have one size and one owner, or one batch whose Gram matrices are summed; of that each rank has a quarter."""
-    specs = tuple(Spec(f"layers.{i}.up.weight", (4, 64), LAYOUTS["columns"]) for i in range(4))
+    """An owner has one of each size, in two batches; or Gram matrices are summed, and each rank has a quarter."""
+    sizes = [(4, 64)] * 4 + [(4, 60)] * 4
+    specs = tuple(Spec(f"layers.{i}.up.weight", size, LAYOUTS["columns"]) for i, size in enumerate(sizes))
     case = Case(specs, {"ns_dtype": "float32", **settings})
     found = pools(4).run(metrics_of_one_gradient, case)
     with one_thread():
