@@ -77,8 +77,8 @@ def test_each_line_is_scaled_to_what_it_lacks(rule, dtype):
     G, factors = uneven((2, 9, 4), dtype), uneven((2, 9, 4), dtype)
     lines = torch.linalg.vector_norm(factors.double(), dim=-1, keepdim=True)
     exact = G.double() * math.sqrt(4 / 9) / lines
-    # The factor of a line and the product with it are rounded to float32, then to the dtype of G.
-    relative = torch.finfo(torch.float32).eps + torch.finfo(dtype).eps
+    # The factor of a line and the product with it are rounded to float32, then, once, to the dtype of G.
+    relative = torch.finfo(torch.float32).eps + torch.finfo(dtype).eps / 2
     torch.testing.assert_close(rule.rescaled_by_factors(G, factors).double(), exact, rtol=relative, atol=0.0)
     assert torch.equal(rule.rescaled_by_factors(G.mT, factors.mT), rule.rescaled_by_factors(G, factors).mT)
 
@@ -89,6 +89,16 @@ def test_zeros_stay_zeros_and_a_nan_in_its_matrix(rule):
     result = rule.rescaled_by_factors(G, G)
     assert not result[0, 2].any() and result[0].isfinite().all() and result[1, 3].isnan().all()
     assert torch.equal(result[2:], rule.rescaled_by_factors(G[2:], G[2:]))
+
+
+@pytest.mark.parametrize("line", [0.0, 1e-40], ids=str)
+def test_a_line_that_its_factor_has_lost_is_not_blown_up(rule, line):
+    """Rounding may leave nothing of a line in the factor, or less than float32's smallest normal number."""
+    G = uneven((1, 6, 5), torch.float32)
+    factors = G.clone()
+    G[0, 2], factors[0, 2] = line or 1e-12, line
+    result = rule.rescaled_by_factors(G, factors)
+    assert result.isfinite().all() and result[0, 2].max() < 1
 
 
 def test_it_is_explained_and_counted_as_two_passes(kernel):

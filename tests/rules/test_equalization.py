@@ -83,6 +83,16 @@ def test_renormalized_factors_have_the_norm_of_exact_ones(rule, shape, dtype, by
 
 
 @pytest.mark.parametrize("by", ["frobenius", *SIDES])
+def test_small_factors_get_the_same_norm_to_the_bit(rule, by):
+    """Those of gradients below `eps` are as small as the gradients; a power of two changes no rounding."""
+    factors = uneven((2, 8, 20))
+    small = factors * 2.0**-60
+    rule.renormalize_(factors, by)
+    rule.renormalize_(small, by)
+    assert torch.equal(small, factors)
+
+
+@pytest.mark.parametrize("by", ["frobenius", *SIDES])
 def test_zeros_stay_zeros_and_a_nan_in_its_matrix(rule, by):
     factors = uneven((3, 6, 5))
     factors[0], factors[1, 2, 3] = 0, math.nan

@@ -63,7 +63,7 @@ def rescaled_by_factors(G: Tensor, factors: Tensor) -> Tensor:
         norms = frobenius_norm(lines.unsqueeze(-2)).squeeze(-1)  # (B, long, 1)
         even = (lines.size(-1) / lines.size(-2)) ** 0.5
         exact = torch.promote_types(G.dtype, torch.float32)
-        # A line that is zero in the factor is zero in G, too.
+        # A line that is zero in the factor is zero in G, too, or so small that rounding has lost it: it stays as it is.
         scale = torch.where(norms == 0, 1.0, even / norms).clamp_max(torch.finfo(exact).max).to(exact)
         G = (G * (scale if side == "rows" else scale.mT)).to(G.dtype)
     return G
