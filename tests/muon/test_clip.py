@@ -83,15 +83,18 @@ def test_factors_are_applied_before_rounding_to_half_precision(kernel, branch):
         assert torch.equal(attention.named[name], (start * factors.view(-1, *[1] * (start.ndim - 1))).bfloat16())
 
 
-def test_overflow_scales_nothing_and_the_next_good_step_does(kernel):
+@pytest.mark.parametrize("capturable", [False, True])
+def test_overflow_scales_nothing_and_the_next_good_step_does(kernel, capturable):
+    """Whether the scaler leaves out the step or the step finds it out; a bias and a weight without a gradient, too."""
     attention = copy.deepcopy(KINDS["mha"])
-    optimizer = muon(kernel, attention)
+    optimizer = muon(kernel, attention, capturable=capturable)
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
     scaler.scale(torch.zeros(()))
     before, state = copy.deepcopy(attention.named), copy.deepcopy(state_of(optimizer, attention.named))
     for overflows in (True, False):
         optimizer.observe_qk_logits("attn", attention.largest_logits())
         attention.set_gradients(0)
+        attention.named["attn.k_proj.weight"].grad = None
         if overflows:
             attention.named["attn.v_proj.weight"].grad[0, 0] = float("inf")
         scaler.step(optimizer)
