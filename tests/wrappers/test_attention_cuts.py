@@ -139,6 +139,16 @@ def test_fused_weights_whose_names_do_not_tell_the_order_of_rows_are_cut_by_head
     assert cuts(kernel, pooled, heads=heads)["kv"] == "64x32 split 8*8"
 
 
+@pytest.mark.parametrize("value, by_head", [(8, "4*8"), (16, "16+16")])
+def test_gates_of_values_are_cut_by_the_heads_of_values(kernel, value, by_head):
+    """Qwen3.5's, which are cut by head in Qwen3-Next's `in_proj_qkvz`, too. One row of a head is no matrix."""
+    shapes = {"in_proj_z": (32, 32), "in_proj_b": (8, 32), "in_proj_a": (8, 32)}
+    delta = attention(shapes, head_k_dim=8, head_v_dim=value)
+    whole = dict.fromkeys(shapes, "")
+    assert cuts(kernel, delta) == {**whole, "in_proj_z": f"32x32 split {by_head}"}
+    assert cuts(kernel, delta, heads=False) == whole
+
+
 def test_such_weights_stay_whole_if_values_have_a_size_of_their_own(kernel):
     groups = kernel.groups_for(attention({"in_proj_qkvz": (96, 32)}, head_k_dim=8, head_v_dim=16))
     assert chosen(groups) == {"attn.in_proj_qkvz.weight": "queries, keys and values"}

@@ -27,6 +27,8 @@ ROLES = {
     FUSED: {"qkv", "qkv_proj", "c_attn", "wqkv", "Wqkv", "to_qkv", "in_proj_weight", *BY_HEAD},
     "latent keys and values": {"kv_b_proj"},
     "latent and rotary key": {"kv_a_proj_with_mqa"},
+    # Of Qwen3.5: a gate for each row of the values. Qwen3-Next has it inside of `in_proj_qkvz`.
+    "gates of values": {"in_proj_z"},
 }
 _ROLE_OF = {leaf: role for role, leaves in ROLES.items() for leaf in leaves}
 _HEAD_DIM = ("head_dim", "attention_head_size", "key_value_proj_dim", "d_kv", "dim_head", "head_size")
@@ -176,7 +178,7 @@ def _sizes(role: str, around: Sequence[nn.Module], config: Any) -> _Sizes:
     If that source has no number of heads, the number comes from the next source outwards that has one.
     """
     sources = [source for owner in around for source in (owner, getattr(owner, "config", None))] + [config]
-    keys = (*_VALUE_DIM, *_HEAD_DIM) if role == "values" else (*_KEY_DIM, *_HEAD_DIM)
+    keys = (*_VALUE_DIM, *_HEAD_DIM) if role in ("values", "gates of values") else (*_KEY_DIM, *_HEAD_DIM)
     for i, source in enumerate(sources):
         latent = tuple(size for size in (_first(source, (key,)) for key in _LATENT) if size is not None)
         if len(latent) == len(_LATENT):
