@@ -3,6 +3,7 @@
 import copy
 import importlib
 import io
+import operator
 import pickle
 
 import pytest
@@ -86,6 +87,33 @@ def test_a_remark_stays_until_all_that_it_asks_for_is_given(kernel):
     for given, lines in (({}, 1), ({"transposed": True}, 1), ({"split_rows": (half, half)}, 0)):
         groups[0].update(given)
         assert len(said(kernel.Muon(groups).explain().notes)) == lines
+
+
+CHANGED = {
+    "slice": lambda groups, others: groups[:1] + groups[1:],
+    "copy": lambda groups, others: groups.copy(),
+    "shallow copy": lambda groups, others: copy.copy(groups),
+    "behind a list": lambda groups, others: groups + others,
+    "before a list": lambda groups, others: others + groups,
+    "longer": lambda groups, others: operator.iadd(groups, others),
+}
+
+
+@pytest.mark.parametrize("changed", CHANGED.values(), ids=CHANGED.keys())
+def test_slices_and_sums_of_groups_keep_the_remarks(kernel, changed):
+    groups, others = kernel.groups_for(gates()), [{"params": [("b", nn.Parameter(torch.zeros(8)))]}]
+    plain = changed(list(groups), others)
+    found = changed(groups, others)
+    assert found == plain and len(said(kernel.Muon(found).explain().notes)) == 1
+
+
+@pytest.mark.parametrize("add", [operator.add, operator.iadd])
+def test_sums_of_groups_have_the_remarks_of_both_models_and_parts_their_own(kernel, add):
+    """A model has a group of two weights, and one of its biases."""
+    groups = add(kernel.groups_for(gates()), kernel.groups_for(gates("b")))
+    for part, more in ((groups, [3]), (groups[:1], [1]), (groups[1:2], [])):
+        lines = said(kernel.Muon(part).explain().notes)
+        assert [f"and {count} more" in line for line, count in zip(lines, more, strict=True)] == [True] * len(more)
 
 
 def test_weights_that_a_pattern_decides_are_not_remarked(kernel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Collection, Iterable, Mapping, Optional, Sequence
+from typing import Any, Collection, Iterable, Mapping, Optional
 
 from torch import Tensor, nn
 
@@ -23,16 +23,40 @@ from .patterns import Patterns, check_patterns, overruled
 GUESSED_HEAD = "output_head:last_linear"
 
 
-class Groups(list):
-    """Groups for `Muon`, a list of dicts; printed as a table of the choices, whose rows are `choices.rows`.
+class _SomeGroups(list):
+    """Groups for `Muon`, a list of dicts. `uncut` is for `explain()` of the Muon that gets them.
 
-    `uncut` is for `explain()` of the Muon that gets these groups.
+    Slices, and sums with other lists, have it, too; what `list` makes of it has not.
     """
 
-    def __init__(self, groups: Iterable[dict[str, Any]], choices: Explanation, uncut: Sequence[Uncut]):
+    def __init__(self, groups: Iterable[dict[str, Any]], uncut: Iterable[Uncut]):
         super().__init__(groups)
+        self.uncut = list(uncut)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return _SomeGroups(found, self.uncut) if isinstance(index, slice) else found
+
+    def __add__(self, others: list) -> _SomeGroups:
+        return _SomeGroups(super().__add__(others), [*self.uncut, *getattr(others, "uncut", ())])
+
+    def __radd__(self, others: list) -> _SomeGroups:
+        return _SomeGroups(others, ()) + self
+
+    def __iadd__(self, others: Iterable) -> _SomeGroups:
+        self.uncut += getattr(others, "uncut", ())
+        return super().__iadd__(others)
+
+    def copy(self) -> _SomeGroups:
+        return self[:]
+
+
+class Groups(_SomeGroups):
+    """What `groups_for` returns; printed as a table of the choices, whose rows are `choices.rows`."""
+
+    def __init__(self, groups: Iterable[dict[str, Any]], choices: Explanation, uncut: Iterable[Uncut]):
+        super().__init__(groups, uncut)
         self.choices = choices
-        self.uncut = uncut
 
     def __str__(self) -> str:
         return str(self.choices)
