@@ -149,14 +149,16 @@ def collectives_of_step(kernel, case: Case):
         with Counted() as counted:
             optimizer.step()
     windows = {len(batch.first.iteration.windows) for batches in plan_of(optimizer).sums for batch in batches}
-    return [name for name, *_ in counted.calls], windows, sum(map(len, plan_of(optimizer).sums))
+    said = str(optimizer.explain())
+    return [name for name, *_ in counted.calls], windows, sum(map(len, plan_of(optimizer).sums)), said
 
 
 @pytest.mark.parametrize("name", LONG)
 def test_batch_sums_norms_once_and_grams_once_per_window(pools, name):
-    for calls, (windows,), batches in pools(4).run(collectives_of_step, case_on(*LONG[name])):
+    for calls, (windows,), batches, said in pools(4).run(collectives_of_step, case_on(*LONG[name])):
         # And one by which ranks agree about settings.
         assert calls == ["all_reduce"] * (1 + batches * (1 + windows))
+        assert f"ranks sum, {batches * (1 + windows)} messages" in said
 
 
 @pytest.mark.parametrize("zero, spoiled", [((0, 2), None), ((), 1)])
@@ -197,5 +199,6 @@ def test_setting_changed_on_one_rank_moves_nothing(pools):
 def test_summed_and_other_matrices_mix(kernel, pools):
     long = (Spec(f"long.{i}.up.weight", (4, 200 + i), LAYOUTS["columns"]) for i in range(3))
     specs = (*model(LAYOUTS["columns"], seed=3), *long)
-    case = Case(specs, {**SUMMED, "chunk_bytes": 1000, "lr": 0.02}, missing="here and there", steps=4)
+    settings = {**SUMMED, "chunk_bytes": 1000, "lr": 0.02, "eps": 5.0}  # above the norms of most directions
+    case = Case(specs, settings, missing="here and there", steps=4)
     assert_close_to_alone(kernel, pools, case)

@@ -91,9 +91,9 @@ def test_shards_of_the_fallback_need_their_gradients_together(pools, number, fal
         assert "torch.zeros_like(p)" in error and as_promised
 
 
-def step_with_an_empty_part(kernel, without: int):
-    """Two elements on four ranks: ranks 2 and 3 have none, and no say. Returns the bias, as far as it is here."""
-    case = Case((Spec("b.bias", (2,), SPLIT),))
+def step_with_an_empty_part(kernel, without: int, layout: Layout, elements: int):
+    """Fewer elements than parts: ranks with none have no say. Returns whether something moved here."""
+    case = Case((Spec("b.bias", (elements,), layout),))
     optimizer, (p,) = built(kernel, case)
     set_gradients(case, [p], 1)
     if dist.get_rank() == without:
@@ -106,7 +106,8 @@ def step_with_an_empty_part(kernel, without: int):
 
 @on_every_backend()
 def test_ranks_with_an_empty_part_need_no_gradient(pools):
-    assert pools(4).run(step_with_an_empty_part, 3) == [True, True, False, False]
+    assert pools(4).run(step_with_an_empty_part, 3, SPLIT, 2) == [True, True, False, False]
+    assert pools(4).run(step_with_an_empty_part, 3, HSDP, 1) == [True, False, True, False]
 
 
 def steps_of_plain_copies(kernel, without: int):

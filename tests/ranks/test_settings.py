@@ -11,11 +11,16 @@ import torch.distributed as dist
 from torch import nn
 
 
-@pytest.mark.parametrize("key", ["chunk_bytes", "chunks_in_flight"])
+@pytest.mark.parametrize("key", ["chunk_bytes", "chunks_in_flight", "ranks_per_matrix"])
 @pytest.mark.parametrize("value, error", [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)])
 def test_impossible_chunk_settings_raise(kernel, key, value, error):
     with pytest.raises(error, match=f"{key} must be .*{value}"):
         kernel.ExchangeOptions(**{key: value})
+
+
+def test_a_flag_that_is_none_raises(kernel):
+    with pytest.raises(TypeError, match="sum_gram must be True or False, got 1"):
+        kernel.ExchangeOptions(sum_gram=1)
 
 
 def error_of_unsorted_group(kernel):

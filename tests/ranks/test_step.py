@@ -83,6 +83,7 @@ def test_mixed_layouts_give_the_bits_of_one_process(kernel, pools, seed):
     specs = [Spec(f"blocks.{i}.up.weight", own.shape, draw.choice([None, *LAYOUTS.values()])) for i, own in found]
     settings = {"ns_dtype": draw.choice(WORK), "chunk_bytes": draw.choice([200, 2000, None])}
     missing = draw.choice(["nowhere", "everywhere", "here and there"])
+    settings["eps"] = 5.0 if seed % 2 else 1e-7  # above the norms of most directions, and below all
     assert_as_alone(kernel, pools, Case(tuple(specs), settings, seed=seed, missing=missing))
 
 

@@ -76,6 +76,11 @@ def test_teams_equalize_and_renormalize_whole_matrices(kernel, pools):
 
 
 @on_every_backend()
+def test_teams_divide_by_eps_where_that_is_larger_than_a_norm(kernel, pools):
+    assert_close_to_alone(kernel, pools, Case(long_ones(FOUR), {**TEAMS, "eps": 5.0}, steps=3), train_in_teams)
+
+
+@on_every_backend()
 def test_teams_keep_norms_of_whole_matrices(kernel, pools):
     settings = {**TEAMS, "experimental_hyperball": True, "second_moment": "rows"}
     assert_close_to_alone(kernel, pools, Case(long_ones(FOUR), settings, steps=3), train_in_teams)
