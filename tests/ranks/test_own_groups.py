@@ -1,0 +1,85 @@
+"""The process group that a user gives is used; groups that are made here have the timeout of the world."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from tests.support.backends import on_every_backend
+from tests.support.rank_pool import device_of_ranks
+
+SECONDS = 15.0  # that the world gives a collective
+SHAPE = (384, 400)  # so large that copies are sent
+
+pytestmark = on_every_backend()
+
+
+@pytest.fixture
+def impatient(pools):
+    """A pool whose groups do not outlive the test."""
+    pool = pools(4, SECONDS)
+    yield pool
+    pool.close()
+
+
+def steps_with_a_given_group(kernel):
+    """Pairs of ranks have copies, and a mesh, by which they meet first, has these pairs, too.
+
+    Return how many groups are made, and whether that of a pair is the given one.
+    """
+    mesh = init_device_mesh(device_of_ranks(), (2, 2), mesh_dim_names=("pair", "shard"))["shard"]
+    ranks = tuple(mesh.mesh.tolist())
+    given = dist.new_group(list(ranks), use_local_synchronization=True)
+    copies = [nn.Parameter(torch.ones(SHAPE, device=device_of_ranks())) for _ in range(2)]  # one for each rank to do
+    parts = [nn.Parameter(distribute_tensor(torch.ones(SHAPE), mesh, [Shard(0)]))]
+    exchange = kernel.ExchangeOptions(process_group=given)
+    with mock.patch.object(dist, "new_group", wraps=dist.new_group) as new_group:
+        optimizers = []
+        for params, options in ((copies, exchange), (parts, None)):
+            named = [(f"layers.{i}.up.weight", p) for i, p in enumerate(params)]
+            optimizers.append(kernel.Muon(named, ns_steps=1, exchange=options))
+            for p in params:
+                p.grad = torch.ones_like(p)
+        for optimizer in reversed(optimizers):
+            optimizer.step()
+    return new_group.call_count, kernel.plan.process_groups.group_of(ranks) is given
+
+
+def test_the_given_group_is_used_whatever_groups_meshes_have(impatient):
+    assert impatient.run(steps_with_a_given_group) == [(0, True)] * 4
+
+
+def timeout_of_a_made_group(kernel) -> timedelta:
+    if dist.get_rank() > 2:
+        return timedelta(seconds=SECONDS)
+    group = kernel.plan.process_groups.group_of((0, 1, 2), "up.weight")
+    return group._get_backend(torch.device(device_of_ranks())).options._timeout
+
+
+def test_a_group_that_is_made_has_the_timeout_of_the_world(impatient):
+    """Torch's default is half an hour, for which the others would wait for a rank that has died."""
+    assert impatient.run(timeout_of_a_made_group) == [timedelta(seconds=SECONDS)] * 4
+
+
+def sums_by_two_copies(kernel) -> list[float]:
+    """Another copy of this package in the process has made a group of the same ranks, and this one knows of none."""
+    groups, sums = kernel.plan.process_groups, []
+    for _ in range(2):
+        total = torch.ones(1, device=device_of_ranks())
+        if dist.get_rank() < 3:
+            groups.all_reduce_sum_(total, (0, 1, 2), "sum")
+        sums.append(total.item())
+        for known in groups._GROUPS, groups._SETTLED, groups._MADE:
+            known.clear()
+    return sums
+
+
+def test_two_copies_of_the_package_make_groups_of_the_same_ranks(impatient):
+    assert impatient.run(sums_by_two_copies) == [[3.0, 3.0]] * 3 + [[1.0, 1.0]]
