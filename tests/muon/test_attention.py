@@ -109,9 +109,11 @@ def test_layers_sharing_a_number_are_known_only_by_name(plan):
         ({"head_dims": 4}, ValueError, r"no keys \['head_dims'\], only alpha"),
         ({"threshold": 0, "head_dim": 4}, ValueError, "threshold above 0"),
         ({"threshold": float("nan"), "head_dim": 4}, ValueError, "threshold above 0"),
+        ({"threshold": float("inf"), "head_dim": 4}, ValueError, "threshold above 0"),
         ({"alpha": 1.5, "head_dim": 4}, ValueError, r"alpha in \[0, 1\]"),
         ({}, ValueError, "needs head_dim"),
         ({"head_dim": 4.0}, ValueError, "whole number"),
+        ({"head_dim": True}, ValueError, "head_dim of qk_clip must be a whole number of at least 0, got True"),
         ({"qk_nope_head_dim": 4}, ValueError, "needs qk_nope_head_dim, qk_rope_head_dim, v_head_dim"),
         ({"head_dim": 4, "is_mla": True}, ValueError, "needs qk_nope_head_dim"),
         ({"head_dim": 4, "layers": [("q", "k", "v")]}, ValueError, "fused weight, or query and key"),
@@ -125,10 +127,21 @@ def test_impossible_settings_are_refused(attention, settings, error, message):
         attention.clip_settings(settings)
 
 
+# Magnitudes and directions, which is what torch's weight norm makes of a weight: it keeps the rows' norms apart.
+WEIGHT_NORM = {
+    f"a.{role}.parametrizations.weight.original{i}": (8, cols)
+    for role in ("q_proj", "k_proj")
+    for i, cols in enumerate((1, 8))
+}
+# Heads one after the other, though indices say that two of three queries share the first of two keys.
+BY_INDEX = {"head_dim": 4, "num_kv_heads": 2, "by_head": True, "q_indices": [0, 1, 2], "k_indices": [0, 0, 1]}
+
+
 @pytest.mark.parametrize(
     "settings, shapes, message",
     [
         ({"head_dim": 4}, {"mlp.up.weight": (8, 8)}, "finds no query and key weights"),
+        ({"head_dim": 4}, WEIGHT_NORM, "finds no query and key weights"),
         ({"head_dim": 4}, {"a.q_proj.weight": (8, 8)}, "one fused weight, or query and key, in 'a'"),
         ({"head_dim": 3}, pair(2), r"whole heads of 3 rows in layers\.0\.self_attn\.q_proj\.weight"),
         ({"head_dim": 4}, pair(3, 2), "3 query heads .* cannot share 2 key heads"),
@@ -139,6 +152,7 @@ def test_impossible_settings_are_refused(attention, settings, error, message):
         ({"head_dim": 4, "layers": [("q", "q")]}, {"q": (8, 8)}, "q is in several"),
         ({"head_dim": 4, "q_indices": [2]}, pair(2), r"heads below 2, got \(2,\)"),
         ({"head_dim": 4, "q_indices": [0, 1, 1]}, pair(2), "at most 2 heads"),
+        (BY_INDEX, {"a.qkv.weight": (28, 8)}, r"3 query heads of a\.qkv\.weight cannot share 2 key heads evenly"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused_by_name(plan, settings, shapes, message):

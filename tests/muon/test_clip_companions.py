@@ -66,6 +66,22 @@ def test_the_bias_of_separate_weights_is_scaled_as_far_as_they_reach(kernel):
     assert attention.in_proj_bias.tolist() == [FACTOR] * 16 + [1.0] * 8
 
 
+def test_a_step_that_overflow_skips_scales_neither_biases_nor_frozen_weights(kernel):
+    """As a captured step does, which finds that out itself; the next good one scales them."""
+    sizes = {"weight": (8, 8), "bias": (8,)}
+    named = {f"attn.{name}.{key}": torch.ones(size) for name in ("q_proj", "k_proj") for key, size in sizes.items()}
+    named = {name: Parameter(value, requires_grad=name != "attn.k_proj.weight") for name, value in named.items()}
+    settings = {"head_dim": HEAD, "threshold": 100}
+    optimizer = kernel.Muon(named.items(), lr=0.0, weight_decay=0.0, qk_clip=settings, capturable=True)
+    optimizer.observe_qk_logits("attn", torch.tensor([400.0, 400.0]))
+    for found_inf, value in ((1.0, 1.0), (0.0, FACTOR)):
+        optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.tensor([found_inf])
+        for p in named.values():
+            p.grad = torch.ones_like(p) if p.requires_grad else None
+        optimizer.step()
+        assert all((p == value).all() for p in named.values())
+
+
 @pytest.mark.parametrize(
     "beside, message",
     [
@@ -76,10 +92,14 @@ def test_the_bias_of_separate_weights_is_scaled_as_far_as_they_reach(kernel):
         ("k_proj.lora_magnitude_vector.default.weight", "default.weight keeps the size of its rows"),
     ],
 )
-def test_logits_that_do_not_follow_their_weights_are_refused(kernel, beside, message):
-    """A norm of queries or keys, and DoRA, undo the scaling, which would go on at every step; `bias_k` is one key."""
+@pytest.mark.parametrize("elements", [4, 8])
+def test_logits_that_do_not_follow_their_weights_are_refused(kernel, beside, message, elements):
+    """A norm of queries or keys, and DoRA, undo the scaling, which would go on at every step; `bias_k` is one key.
+
+    With eight elements the norm may be one of what the weights read, or of all their heads.
+    """
     named = {f"a.attn.{name}.weight": Parameter(torch.ones(8, 8)) for name in ("q_proj", "k_proj")}
-    named[f"a.attn.{beside}"] = Parameter(torch.ones(4))
+    named[f"a.attn.{beside}"] = Parameter(torch.ones(elements))
     with pytest.raises(ValueError, match=message):
         kernel.Muon(named.items(), qk_clip={"head_dim": HEAD})
 

@@ -149,6 +149,22 @@ def test_replicas_whose_logits_nobody_compares_are_warned_of(pools):
     assert pools(2).run(warnings_of_replicas, True) == [[], []]
 
 
+def error_of_weights_on_unlike_ranks(kernel) -> str:
+    """All ranks share the queries, and two of them the keys."""
+    meshes = mesh_of((4,)), mesh_of((2, 2))["x"]
+    values = [distribute_tensor(draw(HEADS * HEAD, WIDTH, seed=0), mesh, [Shard(0)]) for mesh in meshes]
+    with pytest.raises(ValueError) as caught:
+        kernel.Muon(zip(WEIGHTS, map(torch.nn.Parameter, values)), qk_clip=CLIP)
+    return str(caught.value)
+
+
+def test_weights_on_unlike_ranks_are_refused(pools):
+    """Logits are compared once, by the ranks that share all of the weights."""
+    for rank, error in enumerate(pools(4).run(error_of_weights_on_unlike_ranks)):
+        others = (rank % 2, rank % 2 + 2)
+        assert f"queries and keys are on 2 groups of ranks, [(0, 1, 2, 3), {others}]" in error
+
+
 def test_ranks_without_the_weights_clip_nothing(pools):
     first, *others = pools(4).run(steps_beside_weights_of_others)
     assert all(torch.equal(first, other) for other in others)
