@@ -59,13 +59,15 @@ def test_stochastic_rounding_draws_anew_each_time(kernel):
     assert len({tuple(row.tolist()) for row in steps}) == len(steps)
 
 
-def test_stochastic_rounding_resumes_bit_for_bit(kernel):
+@pytest.mark.parametrize("wrapper", ["", "_orig_mod."])
+def test_stochastic_rounding_resumes_bit_for_bit(kernel, wrapper):
+    """Also if the model is compiled only now, which changes its names."""
     options = dict(lr=0.02, stochastic_rounding=True, momentum_dtype=torch.float32)
     params = named_parameters(torch.bfloat16)
     optimizer = kernel.Muon(params.items(), **options)
     take_steps(optimizer, params, range(3))
     resumed = copy.deepcopy(params)
-    other = kernel.Muon(resumed.items(), **options)
+    other = kernel.Muon([(f"{wrapper}{name}", p) for name, p in resumed.items()], **options)
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     take_steps(optimizer, params, range(3, 6))
     take_steps(other, resumed, range(3, 6))
