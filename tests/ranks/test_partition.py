@@ -64,6 +64,14 @@ def test_equal_matrices_are_spread_evenly(kernel, ranks, matrices, per_chunk):
         assert max(owners.loads) - min(owners.loads) <= 7
 
 
+def test_the_team_that_is_idle_first_works_and_its_least_loaded_rank_owns(kernel):
+    owners = kernel.plan.owners.Owners(4)
+    for rank, cost in ((0, 5), (2, 3), (3, 2)):
+        owners.take(cost, [rank])
+    assert owners.take_together(7, [(0, 1), (2, 3)]) == [3, 2]  # ranks 0 and 1 begin when rank 0 has ended
+    assert owners.loads == [5, 0, 10, 9]
+
+
 @pytest.mark.parametrize("limit, least", [(1, 1), (1, 5), (30, 1), (30, 5), (10**6, 3)])
 def test_chunks_are_full_to_the_limit_or_the_least_number(kernel, limit, least):
     draw = random.Random(limit + least)
