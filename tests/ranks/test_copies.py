@@ -67,6 +67,23 @@ def test_of_many_copies_the_odd_one_is_named(pools, layout, dtype):
         assert "up.weight differs between ranks [0, 1, 3] and [2]" in error
 
 
+def error_of_many(kernel, case: Case) -> str:
+    """Parameters and state of rank 2 are others than those of the rest."""
+    optimizer, params = trained(kernel, case)
+    if dist.get_rank() == 2:
+        for value in (value for p in params for value in (p.detach(), *optimizer.state[p].values())):
+            getattr(value, "_local_tensor", value).add_(1)
+    with pytest.raises(RuntimeError) as caught:
+        optimizer.check_copies()
+    return str(caught.value)
+
+
+def test_of_many_tensors_the_first_are_named_and_the_rest_counted(pools):
+    case = Case(specs_on(LAYOUTS["replicated"]), {"second_moment": "rows"})
+    for error in pools(4).run(error_of_many, case):
+        assert error.count("differs between ranks [0, 1, 3] and [2]") == 3 and error.endswith(", and 4 more")
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_equal_copies_and_single_parts_pass(pools, name):
     specs = (Spec("up.weight", (13, 9), LAYOUTS[name]), Spec("small.weight", (1, 9), LAYOUTS[name]))
