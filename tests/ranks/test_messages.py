@@ -140,6 +140,29 @@ def test_messages_have_the_dtype_of_the_products(pools, dtype):
         assert {itemsize for _, _, itemsize in calls} == {getattr(torch, dtype).itemsize}
 
 
+def explained_and_sent(kernel, case: Case):
+    """Return what `explain()` says, and the bytes that a step sends to other ranks."""
+    params = [(spec.name, part_of(case, i)) for i, spec in enumerate(case.specs)]
+    optimizer = kernel.Muon(params, **muon_settings(kernel, case.settings))
+    for i, (_, p) in enumerate(params):
+        p.grad = sharded(whole_gradient(case, 1, i), case.specs[i].layout).data
+    with Counted() as counted:
+        optimizer.step()
+    return str(optimizer.explain()), sum(elements * itemsize for _, elements, itemsize in counted.calls)
+
+
+@pytest.mark.parametrize("chunk_bytes, chunks, under_way", [(2**24, "1 chunk", "1 chunk"), (1, "3 chunks", "2 chunks")])
+def test_explain_says_what_is_sent_and_how_evenly_work_is_spread(pools, chunk_bytes, chunks, under_way):
+    """Of nine matrices, at least four in a chunk, one rank has three: 4/3 of the mean."""
+    specs = tuple(Spec(f"layers.{i}.up.weight", (384, 400), LAYOUTS["rows"]) for i in range(9))
+    settings = {"ns_dtype": "float32", "ns_steps": 1, "chunk_bytes": chunk_bytes, "chunks_in_flight": 1}
+    case = Case(specs, settings)
+    for said, sent in pools(4).run(explained_and_sent, case):
+        messages = 2 * int(chunks[0])
+        assert f"{chunks} among 4 ranks, {messages} messages; this rank sends {sent / 2**20:.1f} MiB a step" in said
+        assert f"with {under_way} under way" in said and "the largest load is 1.33 of the mean" in said
+
+
 def elements_in_flight(kernel, case: Case):
     """Return, for each chunk, elements of directions, of what comes for them, of what goes back, and of updates."""
     params = [(spec.name, part_of(case, i)) for i, spec in enumerate(case.specs)]
