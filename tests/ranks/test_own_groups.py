@@ -1,4 +1,4 @@
-"""The process group that a user gives is used; groups that are made here have the timeout of the world."""
+"""The process group that a user gives is used; others are made by the warm-up, with the timeout of the world."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from tests.ranks.test_teams import FOUR, TEAMS, long_ones, teams_cost_nothing
 from tests.support.backends import on_every_backend
 from tests.support.rank_pool import device_of_ranks
+from tests.support.sharded_models import Case, muon, part_of
 
 SECONDS = 15.0  # that the world gives a collective
 SHAPE = (384, 400)  # so large that copies are sent
@@ -54,6 +56,25 @@ def steps_with_a_given_group(kernel):
 
 def test_the_given_group_is_used_whatever_groups_meshes_have(impatient):
     assert impatient.run(steps_with_a_given_group) == [(0, True)] * 4
+
+
+def groups_of_teams(kernel) -> list[int]:
+    """Return how many groups `warmup` makes and the first step behind it."""
+    case, made = Case(long_ones(FOUR), TEAMS), []
+    params = [part_of(case, i) for i in range(len(case.specs))]
+    with teams_cost_nothing(kernel):
+        optimizer = muon(kernel, case, params)
+        for call in (lambda: optimizer.warmup(lambda *_: None, budget=0), optimizer.step):
+            for p in params:
+                p.grad = torch.ones_like(p)
+            with mock.patch.object(dist, "new_group", wraps=dist.new_group) as new_group:
+                call()
+            made.append(new_group.call_count)
+    return made
+
+
+def test_warmup_makes_the_groups_of_teams(impatient):
+    assert impatient.run(groups_of_teams) == [[1, 0]] * 4
 
 
 def timeout_of_a_made_group(kernel) -> timedelta:
