@@ -43,3 +43,18 @@ def test_what_another_rank_knows_to_be_wrong_is_chosen_anew(kernel, measurements
     agreement = rank_tuning.TuningAgreement((0, 2), tasks, kernel.tuning.tune.Tuner(5.0), "up.weight")
     agreement.compare()
     assert agreement._open[need] == {key.device}
+
+
+def test_failures_add_up_and_those_that_are_known_change_nothing(kernel, measurements):
+    """Those seen here and on other ranks, here and in the file: all ranks leave out the same candidates."""
+    file, key = kernel.kernels.measurement_file, kernel.kernels.machine.key_of(torch.device("cpu"))
+    measurements.keep(key, table(file, failed={"NATIVE": "wrong"}))
+    elsewhere = {(KERNEL, DTYPE): {"NATIVE": "wrong", "NATIVE_SYMMETRIC": "hangs"}}
+    measurements.record_failures(key, elsewhere)
+    before = measurements.changed()
+    measurements.record_failures(key, elsewhere)
+    assert measurements.changed() == before  # or plans would be made anew
+    measurements.keep(key, table(file, failed={"NATIVE_GRAM": "wrong"}))
+    for _ in range(2):
+        assert measurements.failed(key, KERNEL, DTYPE).keys() == {"NATIVE", "NATIVE_SYMMETRIC", "NATIVE_GRAM"}
+        measurements.forget()

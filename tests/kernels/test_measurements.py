@@ -43,7 +43,8 @@ def known(measurements, file, key, m: int, k: int, among=None):
 
 
 def test_what_was_kept_is_read_by_the_next_process(measurements, file, key):
-    measurements.keep(key, table(file, entry(8, 16)))
+    for measured in "NATIVE", "SINGLE":  # the last time counts
+        measurements.keep(key, table(file, entry(8, 16, measured)))
     measurements.forget()  # as a new process, which has read nothing
     assert known(measurements, file, key, 8, 16) == ("SINGLE", "measured here")
     assert known(measurements, file, key, 16, 8) is None
@@ -61,6 +62,8 @@ FOREIGN = {"key": {"device": "another"}, "measured": {}, "failed": {}}
 def broken_files(good: str) -> dict[str, str | bytes]:
     wrong_size = good.replace('"m": 8', '"m": -8')
     texts = {"cut off": good[: len(good) // 2], "not json": "{", "not text": b"\xff\xfe\x00", "a list": "[1]"}
+    texts |= {"nested": "[" * 100_000, "without failures": good.replace('"failed"', '"other"')}
+    texts |= {"measured in a list": good.replace('"measured"', '"measured": [], "other"')}
     return {**texts, "another key": json.dumps(FOREIGN), "a size below 1": wrong_size, "empty": ""}
 
 
@@ -85,14 +88,14 @@ WRONG = [
     *(("small_polar", "on_chip", wrong) for wrong in (2, -1, True, 1.0)),
     *(("symmetric_gemm", "sections", wrong) for wrong in (0, True, 1.0)),
     *(("symmetric_gemm", "gain", wrong) for wrong in (float("nan"), float("inf"), -0.5, 2)),
-    ("small_polar", "warps", 0),
-    ("small_polar", "side", "64"),
+    *(("small_polar", field, wrong) for field, wrong in (("warps", 0), ("side", "64"))),
+    *(("small_polar", "untried", wrong) for wrong in ("64", [64])),
 ]
 
 
 @pytest.mark.parametrize("name, field, wrong", WRONG)
 def test_a_launch_or_gain_that_cannot_be_is_ignored(measurements, file, key, name, field, wrong):
-    need, right = file.Need(name, "float16", 60, 256), {"on_chip": 1, "sections": 3, "gain": 0.0}
+    need, right = file.Need(name, "float16", 60, 256), {"on_chip": 1, "sections": 3, "gain": 0.0, "untried": []}
     entry = {"m": 60, "k": 256, **LAUNCHES[name], "gain": 1.5}
     for changes, is_read in (({field: right.get(field, 8)}, True), ({}, True), ({field: wrong}, False)):
         file.file_of(key).unlink(missing_ok=True)
@@ -100,7 +103,7 @@ def test_a_launch_or_gain_that_cannot_be_is_ignored(measurements, file, key, nam
         if is_read:
             assert need in file.read(key).measured
             continue
-        with pytest.warns(RuntimeWarning, match=f"is not a measurement of {name}"):
+        with pytest.warns(RuntimeWarning, match=f"is not a measurement of {name}|what was not tried"):
             assert not file.read(key).measured
 
 

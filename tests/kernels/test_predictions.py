@@ -125,6 +125,25 @@ def test_each_product_of_squares_gets_full_waves_or_rounds(kernel, predictions, 
     assert [kernel.polar.packing.matrices_together(device, size, one) for one in each] == [16, 25, 22]
 
 
+def test_at_least_one_matrix_is_worked_on(predictions, h100):
+    """No four matrices of 1024 rows fit into a cache of 1 MiB, and one of 2**17 rows has more tiles than 16 waves."""
+    assert predictions.matrices_together(h100._replace(cache=2**20), 1024, 2) == 1
+    assert predictions.matrices_together(h100, 2**17, 2) == 1
+
+
+def test_the_model_counts_until_a_candidate_has_failed_and_a_measurement_for_its_size(kernel, predictions, monkeypatch):
+    gains, device = kernel.kernels.gains, torch.device("cuda", 0)
+    monkeypatch.setattr(gains, "gpu_of", lambda device: predictions.Gpu(*H100))
+    expected = predictions.predicted_gain(predictions.Gpu(*H100), 4096, 4096) / predictions.WORTH
+    assert gains.predicted(device, torch.float16, 4096, 4096) == (expected, "by the model")
+    assert gains.predicted(device, torch.float32, 4096, 4096) == gains.Gain()
+    monkeypatch.setattr(gains, "failed_here", lambda *_: ("128-64-8-8-3-1",))
+    assert gains.predicted(device, torch.float16, 4096, 4096) == gains.Gain()
+    monkeypatch.setattr(gains, "measured_sizes", lambda *_: ((512, 2048, 1.5, "measured here"),))
+    measured = [gains.gain_of(device, torch.float16, "symmetric_gemm", (512, k), None) for k in (2048, 4096)]
+    assert measured == [(1.5, "measured here"), gains.Gain()]
+
+
 def test_unknown_gpus_and_small_sizes_are_not_predicted(predictions, h100):
     assert predictions.predicted_gain(h100._replace(capability=100), 4096, 4096) is None
     assert predictions.predicted_gain(h100, predictions.SMALLEST - 1, 4096) is None
