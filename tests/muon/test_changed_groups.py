@@ -195,3 +195,11 @@ def test_overflow_on_two_devices_is_one_skipped_step(kernel, fallback):
     optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.tensor([2.0])
     optimizer.step()
     assert same_bits(params, before[0]) and same_bits(state_of(optimizer, params), before[1])
+
+
+def test_an_empty_group_has_the_branch_that_it_asks_for(kernel):
+    """For parameters that a wrapper puts into it later."""
+    optimizer = kernel.Muon(named_parameters().items())
+    for asked in (True, False, None):
+        optimizer.add_param_group({"params": [], "use_muon": asked})
+    assert [group["use_muon"] for group in optimizer.param_groups[-3:]] == [True, False, False]

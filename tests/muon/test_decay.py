@@ -192,6 +192,14 @@ def test_the_rate_of_corrected_decay_is_saved(kernel):
     assert largest_rates(other) == [0.5, 0.5] == largest_rates(optimizer)
 
 
+def test_each_half_is_measured_by_the_rate_that_it_starts_with(kernel):
+    """A tensor as `adamw_lr` has no ratio to `lr`, so AdamW's half has that as its `lr`."""
+    optimizer = kernel.Muon(named_parameters().items(), lr=0.5, adamw_lr=torch.tensor(0.125), decay_mode="corrected")
+    assert largest_rates(optimizer) == [0.5, 0.125]
+    given = kernel.Muon([{"params": named_parameters().items(), "decay_lr": 0.5}])  # for a mode that is set later
+    assert largest_rates(given) == [0.5, 0.5]
+
+
 def test_corrected_decay_without_a_rate_raises(kernel):
     params = named_parameters()
     with pytest.raises(ValueError, match=r"lr is 0\.0: give each group a decay_lr"):

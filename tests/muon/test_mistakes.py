@@ -99,8 +99,8 @@ PARAMETERS = {
         "w is torch.float8_e4m3fn: leav",
     ),
     "not a leaf": (lambda k: k.Muon([("w", weight() * 2)]), ValueError, "w is a non-leaf .*give the nn.Parameter"),
-    "duplicate names": (
-        lambda k: k.Muon([("a", weight()), ("a", weight())]),
+    "one name in both branches": (
+        lambda k: k.Muon([("a", weight()), ("a", weight(8))]),
         ValueError,
         "two parameters are called a",
     ),

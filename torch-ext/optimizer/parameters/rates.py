@@ -67,7 +67,7 @@ def fallback_rate(changed: Group, settings: Group, default_adamw_lr: Optional[Nu
 
 
 def first_decay_lr(settings: Group, lr: float | Tensor) -> Optional[float]:
-    """Return the `decay_lr` of a group that starts with `lr`; None if its decay mode uses none.
+    """Return the `decay_lr` of a group: the given one, else `lr`, with which it starts, if its decay mode uses one.
 
     Raises ValueError if it is needed and neither given nor known from `lr`.
     """
