@@ -215,3 +215,16 @@ def test_frozen_parameters_are_left_out_and_counted(kernel):
     assert any(
         "left out (2, the first is 2.weight): to train some" in note for note in groups.choices.notes
     ) and "(2, " in str(groups)
+
+
+def test_a_router_is_known_by_its_class(kernel):
+    """Whatever its weight is called."""
+
+    class TopKRouter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(8, 24))
+
+    model = nn.ModuleDict({"select": TopKRouter(), "mlp": nn.ModuleDict({"up": nn.Linear(24, 24, bias=False)})})
+    groups = kernel.groups_for(nn.ModuleDict({"layers": nn.ModuleList([model]), "head": nn.Linear(24, 40, bias=False)}))
+    assert chosen(groups)["layers.0.select.weight"] == "router"

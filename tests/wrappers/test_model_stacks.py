@@ -75,6 +75,14 @@ def test_rows_of_gpt_oss_alternate_where_its_class_does_not_say_so(kernel):
     ]
 
 
+def test_experts_without_a_gate_are_whole(kernel):
+    """Their modules say by `has_gate` that the weight, in spite of its name, is one matrix."""
+    model = nn.ModuleDict({"ffn": Experts()})
+    model["ffn"].has_gate = False
+    groups = kernel.groups_for(model)
+    assert chosen(groups)["ffn.gate_up_proj"] == "experts: 4 matrices 32x24" and not groups.choices.notes
+
+
 def test_a_stack_or_convolution_that_a_parameter_asks_muon_for_is_not_guessed(kernel):
     model = nn.Module()
     model.bank = nn.Parameter(torch.zeros(4, 32, 48))

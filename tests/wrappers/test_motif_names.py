@@ -93,6 +93,12 @@ def test_default_groups_are_the_kernels(kernel, keys, muons):
     assert {p.ndim for p in muon["params"]} == {2 if name.endswith("scale") else 3 for name in muons}
 
 
+@pytest.mark.parametrize("ahead, in_flight", [(0, 1), (1, 1), (5, 2)])
+def test_at_most_two_chunks_are_in_flight(kernel, groups, ahead, in_flight):
+    """More would take memory and have no effect; the kernel's default is five."""
+    assert kernel.compat.Muon(groups(named_parameters()), warmup_step=ahead)._exchange.chunks_in_flight == in_flight
+
+
 def test_stacks_need_no_keys(kernel):
     model = Model()
     optimizer = kernel.compat.Muon(kernel.compat.get_default_muon_param_groups(model))

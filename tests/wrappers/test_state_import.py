@@ -184,6 +184,17 @@ def test_initial_learning_rates_are_imported(kernel):
     assert [group["lr"] for group in optimizer.param_groups] == [0.02, 0.01]
 
 
+@pytest.mark.parametrize("flatten, conv_mode", [(True, "flatten"), (False, "batched")])
+def test_dions_flatten_is_a_way_to_see_convolutions(kernel, flatten, conv_mode):
+    """Without it a file says nothing of convolutions."""
+    _, state_dict, source, _, _ = dion_case()
+    for group in state_dict["param_groups"]:
+        group["flatten"] = flatten
+    _, optimizer = fresh(kernel, conv_mode="batched")
+    kernel.import_state(optimizer, state_dict, source)
+    assert optimizer.param_groups[0]["conv_mode"] == conv_mode
+
+
 def test_imported_rates_are_what_parameters_move_by(kernel):
     """Whatever ratio this optimizer was made with."""
     _, state_dict, source, _, _ = timm_case()
