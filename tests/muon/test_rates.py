@@ -107,6 +107,9 @@ def test_what_a_scheduler_sets_is_saved_as_a_plain_number(kernel, number):
     file.seek(0)
     loaded = torch.load(file, weights_only=True)
     assert all(type(group["lr"]) is float and group["lr"] == number for group in loaded["param_groups"])
+    other = kernel.Muon(named_parameters().items())
+    other.load_state_dict(loaded)  # a rounding error below zero, too
+    assert all(group["lr"] == number for group in other.param_groups)
 
 
 @pytest.mark.parametrize("fallback", ["adamw", "nadamw"])

@@ -129,6 +129,11 @@ FILES = {
         r"of wte\.weight has shape \(40, 12\), needs \(44, 12\).*state_dict\[\"state\"\]\.pop\(2\)",
     ),
     "resized after construction": (resized_later, ValueError, r"wte\.weight has shape .*del optimizer\.state\[p\]"),
+    "of the other branch": (
+        lambda k: k.Muon([weight()]).load_state_dict(k.Muon([{"params": [weight()], "use_muon": False}]).state_dict()),
+        ValueError,
+        "param_0, was saved for AdamW and belongs to Muon here: .* set use_muon in their group",
+    ),
     "of a later format": (
         later_format,
         ValueError,
@@ -172,3 +177,16 @@ def test_a_part_of_the_state_that_a_loader_has_not_read_is_missed(kernel, settin
     other = kernel.Muon(params[1])
     with pytest.raises(ValueError, match=f"{next(iter(setting))}=.* and read without it"):
         other.load_state_dict(saved)
+
+
+def test_a_part_that_a_parameter_never_had_is_not_missed(kernel):
+    """Those in float32 have no lower half, and frozen ones no state."""
+
+    def params() -> list:
+        frozen = torch.nn.Parameter(torch.ones(8, 16, dtype=torch.bfloat16), requires_grad=False)
+        return [("up.weight", torch.nn.Parameter(torch.ones(8, 16))), ("frozen.weight", frozen)]
+
+    saved, other = kernel.Muon(params(), master_weights="split", lr=0.5).state_dict(), kernel.Muon(params())
+    assert saved["state"].keys() == {0}
+    other.load_state_dict(saved)
+    assert other.param_groups[0]["lr"] == 0.5
