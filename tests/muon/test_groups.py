@@ -1,6 +1,7 @@
 """Groups: how they split, what they may set, which share a batch, and which parameters are refused."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -100,7 +101,9 @@ def test_groups_with_equal_recipes_share_a_batch(kernel, monkeypatch, differs):
 def test_tied_parameter_is_optimized_once(kernel):
     tied = Parameter(torch.ones(16, 8))
     up = Parameter(torch.ones(8, 8))
-    optimizer = kernel.Muon([("decoder.weight", tied), ("wte.weight", tied), ("up.weight", up)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # with names it is no mistake
+        optimizer = kernel.Muon([("decoder.weight", tied), ("wte.weight", tied), ("up.weight", up)])
     assert [len(group["params"]) for group in optimizer.param_groups] == [1, 1]
     assert optimizer.param_groups[1]["param_names"] == ["decoder.weight"]
     assert [row.reason for row in optimizer.explain().rows] == ["matrix", "output_head:decoder"]
@@ -110,7 +113,7 @@ def test_unnamed_parameters_get_distinct_names(kernel):
     params = list(named_parameters().values())
     optimizer = kernel.Muon(params[:3])
     optimizer.add_param_group({"params": params[3:4]})
-    optimizer.add_param_group({"params": [("last", params[4])]})
+    optimizer.add_param_group({"params": [["last", params[4]]]})
     optimizer.add_param_group({"params": []})
     assert sorted(row.name for row in optimizer.explain().rows) == ["last", "param_0", "param_1", "param_2", "param_3"]
     assert [row.name for row in kernel.route(params[:3]).rows] == ["param_0", "param_1", "param_2"]
@@ -124,7 +127,7 @@ def test_unnamed_parameters_get_distinct_names(kernel):
         (lambda: [Parameter(torch.ones(4, 4, dtype=torch.complex64))], TypeError, "complex64"),
         (lambda: [torch.ones(4, 4, requires_grad=True) * 2], ValueError, "non-leaf"),
         (lambda: [{"params": [Parameter(torch.ones(4))], "use_muon": True}], ValueError, r"its shape is \(4,\)"),
-        (lambda: [{"params": [("a", Parameter(torch.ones(4)))]}, {"params": ["b"]}], TypeError, "got str"),
+        (lambda: [{"params": [("a", Parameter(torch.ones(4)))]}, {"params": ["b"]}], TypeError, "got str at position 0"),
     ],
     ids=["nothing", "a set", "complex", "not a leaf", "a vector for Muon", "a string"],
 )
