@@ -101,6 +101,11 @@ def test_ranks_with_empty_parts_take_part_in_sums(kernel, pools, shape, layout, 
     assert_close_to_alone(kernel, pools, case_on(shape, LAYOUTS[layout], missing=missing), train_at_any_cost)
 
 
+def test_ranks_with_empty_parts_of_float64_parameters_take_part_in_sums(kernel, pools):
+    """Directions and their norms are float64 then, whatever the dtype of the iteration."""
+    assert_close_to_alone(kernel, pools, case_on((9, 3), LAYOUTS["rows"], dtype=torch.float64), train_at_any_cost)
+
+
 @pytest.mark.parametrize("name", LONG)
 def test_bits_depend_on_neither_chunk_size_nor_chunks_in_flight(kernel, pools, name):
     case = case_on(*LONG[name], missing="here and there")

@@ -58,6 +58,8 @@ def frobenius_norm(X: Tensor) -> Tensor:
     if exact == torch.float64 and X.dtype != exact:  # squares of narrower dtypes neither overflow nor vanish in float64
         rows = torch.linalg.vector_norm(X, dim=-1, keepdim=True, dtype=torch.float64)
         return torch.linalg.vector_norm(rows, dim=-2, keepdim=True)
+    if not X.numel():  # a rank's part of a matrix, perhaps; `amax` has no result for it
+        return X.new_zeros(*X.shape[:-2], 1, 1, dtype=exact)
     X = X.to(exact)
     peak = X.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(torch.finfo(X.dtype).tiny)
     return peak * torch.linalg.vector_norm(X / peak, dim=(-2, -1), keepdim=True)
