@@ -1,4 +1,4 @@
-"""Gradients of sharded parameters that are missing, zero or not finite."""
+"""Gradients of sharded parameters that are missing, zero, not finite or released."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from tests.support.sharded_models import (
     assert_as_alone,
     bits_equal,
     model,
+    muon,
+    part_of,
     train,
     train_alone,
     whole_parameter,
@@ -50,3 +52,24 @@ def test_nan_in_one_shard_stays_in_its_matrix(kernel, pools, layout):
         assert result.parameters[3].isnan().all()
         for i in (0, 1, 2, 4, 5):
             assert bits_equal(result.parameters[i], expected.parameters[i])
+
+
+def released_gradients(kernel, case: Case) -> list[bool]:
+    """Return whether the gradients are gone after a step."""
+    params = [part_of(case, i) for i in range(len(case.specs))]
+    optimizer = muon(kernel, case, params)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    return [p.grad is None for p in params]
+
+
+@on_every_backend()
+def test_gradients_are_released_where_their_part_is_empty_too(pools):
+    """Of two rows or heads, ranks 2 and 3 have none."""
+    settings = {"release_grads": True}
+    specs = (
+        Spec("0.up.weight", (2, 8), LAYOUTS["rows"]),
+        Spec("1.up.weight", (2, 8), LAYOUTS["rows"], {"split_rows": (1, 1)}),
+    )
+    assert pools(4).run(released_gradients, Case(specs, settings)) == [[True, True]] * 4
