@@ -129,17 +129,28 @@ LLAMA_8B = [(4096, 4096, 64), (1024, 4096, 64), (14336, 4096, 64), (4096, 14336,
 GPT_2 = [(2304, 768, 12), (768, 768, 12), (3072, 768, 12), (768, 3072, 12)]
 
 
+def alike(kernel, rows: int, cols: int, count: int, ranks: int):
+    """Return matrices of one size that so many ranks have rows of."""
+    layout = inside.layout(kernel, (rows, cols), (ranks,), tuple(range(ranks)), ((0, 1),))
+    shards = inside.shards(kernel, inside.matrix_view(kernel, (rows, cols)), layout)
+    cost = kernel.plan.costs.owners_cost(rows, cols, 5)
+    return [inside.matrix(kernel, i, 0, shards, cost) for i in range(count)]
+
+
+def test_chunks_of_the_largest_models_have_256_mib(kernel):
+    """Half a trillion float32 elements on 64 ranks would hide best in larger ones."""
+    matrices = alike(kernel, 16384, 53248, 600, 64)
+    assert kernel.plan.exchanges.chunk_elements(matrices, tuple(range(64)), None) == 2**28 // 4
+
+
 @pytest.mark.parametrize("model, ranks, least", [(GPT_2, 8, 4), (LLAMA_8B, 8, 16), (LLAMA_8B, 64, 3)])
 @pytest.mark.parametrize("chunk_bytes", [None, 2**28])
 def test_models_are_cut_into_chunks_that_overlap(kernel, model, ranks, least, chunk_bytes):
     """As many as there are matrices for all ranks, of the 224 of Llama 8B on 64; 256 MiB would be one chunk there."""
     everybody = tuple(range(ranks))
     matrices = []
-    for rows, cols, count in model:
-        layout = inside.layout(kernel, (rows, cols), (ranks,), everybody, ((0, 1),))
-        shards = inside.shards(kernel, inside.matrix_view(kernel, (rows, cols)), layout)
-        cost = kernel.plan.costs.owners_cost(rows, cols, 5)
-        matrices += [inside.matrix(kernel, len(matrices) + i, 0, shards, cost) for i in range(count)]
+    for size in model:
+        matrices += alike(kernel, *size, ranks)
     limit = kernel.plan.exchanges.chunk_elements(matrices, everybody, chunk_bytes)
     chunks, _ = inside.plan_messages(kernel, matrices, everybody, 0, limit)
     if chunk_bytes is None:
