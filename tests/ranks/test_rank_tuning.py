@@ -37,11 +37,11 @@ def test_one_rank_measures_and_all_take_its_choice(fresh_pool):
     assert found[0][3].endswith("SINGLE") and found[3][3].endswith("SINGLE, by rank 0")
 
 
-def one_has_begun(kernel):
-    """Rank 2 has measured the larger size, but not with all candidates."""
+def one_has_begun(kernel, begun: int):
+    """One rank has measured the larger size, but not with all candidates."""
     machine, file = kernel.kernels.machine, kernel.kernels.measurement_file
     with measuring(kernel, "NATIVE") as measured:
-        if dist.get_rank() == 2:
+        if dist.get_rank() == begun:
             entry = {"m": SIZE[0], "k": SIZE[1], "products": "NATIVE", "untried": ["NATIVE_SYMMETRIC"]}
             table = file.Table({file.Need("cpu_products", "bfloat16", *SIZE): entry}, {})
             kernel.kernels.measurements.keep(machine.key_of(CPU), table)
@@ -50,9 +50,10 @@ def one_has_begun(kernel):
         return kernels(optimizer), measured
 
 
-def test_what_a_rank_has_begun_to_measure_comes_last(fresh_pool):
-    """As it does where a process is alone: other sizes have no choice of their own yet."""
-    found = fresh_pool.run(one_has_begun)
+@pytest.mark.parametrize("begun", [0, 2])
+def test_what_a_rank_has_begun_to_measure_comes_last(fresh_pool, begun):
+    """As it does where a process is alone: other sizes have no choice of their own yet. Rank 0 measures for all."""
+    found = fresh_pool.run(one_has_begun, begun)
     assert [measured for _, measured in found] == [[(8, 16), (24, 40)], [], [], []]
     assert len({tuple(said) for said, _ in found}) == 1
 
@@ -85,7 +86,7 @@ def test_a_file_of_one_rank_alone_counts_only_when_agreed(fresh_pool, act):
 
 
 def two_kinds(kernel):
-    """Two ranks with another processor each measure for themselves and their like."""
+    """Two ranks with another processor each measure for themselves and their like, and once."""
     rank = dist.get_rank()
     name = "a fast processor" if rank % 2 else "a slow processor"
     with (
@@ -93,7 +94,8 @@ def two_kinds(kernel):
         measuring(kernel, TABLES[rank % 3]) as found,
     ):
         optimizer, _ = fsdp(kernel, SIZE)
-        optimizer.warmup(lambda *_: None)
+        for _ in range(2):
+            optimizer.warmup(lambda *_: None)
         return kernels(optimizer), found
 
 
@@ -170,8 +172,8 @@ def test_unlike_agreements_are_named_on_all_ranks(fresh_pool):
         )
 
 
-def agreed_before(kernel):
-    """One rank has agreed with others before: the rest takes that, and nobody measures."""
+def agreed_before(kernel, failed: bool):
+    """One rank has agreed with others before, perhaps on what has failed on another rank since."""
     measurements, need = (
         kernel.kernels.measurements,
         kernel.kernels.measurement_file.Need("cpu_products", "bfloat16", *SIZE),
@@ -180,15 +182,20 @@ def agreed_before(kernel):
         if dist.get_rank() == 2:
             entry = {"m": SIZE[0], "k": SIZE[1], "products": "NATIVE_SYMMETRIC"}
             measurements.agree(kernel.kernels.machine.key_of(CPU), need, entry, 7, (2, 7))
+        if dist.get_rank() == 1 and failed:
+            wrong = {(need.kernel, need.dtype): {"NATIVE_SYMMETRIC": "it is wrong"}}
+            measurements.record_failures(kernel.kernels.machine.key_of(CPU), wrong)
         optimizer, _ = fsdp(kernel, SIZE)
         optimizer.warmup(lambda *_: None)
         return kernels(optimizer), measured
 
 
-def test_what_one_rank_agreed_on_before_is_taken(fresh_pool):
-    found = fresh_pool.run(agreed_before)
-    assert [measured for _, measured in found] == [[]] * 4
-    assert {said[0].split("bfloat16, ")[1] for said, _ in found} == {"measured by rank 7"}
+@pytest.mark.parametrize("failed", [False, True])
+def test_what_one_rank_agreed_on_before_is_taken_unless_it_has_failed(fresh_pool, failed):
+    """The rest takes it, and nobody measures."""
+    found = fresh_pool.run(agreed_before, failed)
+    assert [measured for _, measured in found] == [[SIZE] if failed else [], [], [], []]
+    assert {said[0].split("bfloat16, ")[1] for said, _ in found} == {f"measured by rank {0 if failed else 7}"}
 
 
 def failing_measurement(kernel):
