@@ -130,6 +130,9 @@ STAYING = {
     "copies": ((6, 400), LAYOUTS["replicated within"], {}),
     "not asked for": ((6, 400), LAYOUTS["columns"], {"sum_gram": False}),
     "a schedule that no Gram iteration survives": ((6, 400), LAYOUTS["columns"], {"ns_coefficients": DIVERGING}),
+    "whole rows are equalized": ((6, 400), LAYOUTS["columns"], {"equalize": "rows"}),
+    "whole rows are renormalized": ((6, 400), LAYOUTS["columns"], {"renormalize": "rows"}),
+    "norms of wholes are kept": ((6, 400), LAYOUTS["columns"], {"experimental_hyperball": True}),
 }
 
 
