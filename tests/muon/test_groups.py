@@ -127,7 +127,7 @@ def test_unnamed_parameters_get_distinct_names(kernel):
         (lambda: [Parameter(torch.ones(4, 4, dtype=torch.complex64))], TypeError, "complex64"),
         (lambda: [torch.ones(4, 4, requires_grad=True) * 2], ValueError, "non-leaf"),
         (lambda: [{"params": [Parameter(torch.ones(4))], "use_muon": True}], ValueError, r"its shape is \(4,\)"),
-        (lambda: [{"params": [("a", Parameter(torch.ones(4)))]}, {"params": ["b"]}], TypeError, "got str at position 0"),
+        (lambda: [{"params": [("a", Parameter(torch.ones(4)))]}, {"params": ["b"]}], TypeError, "str at position 0"),
     ],
     ids=["nothing", "a set", "complex", "not a leaf", "a vector for Muon", "a string"],
 )

@@ -70,10 +70,11 @@ def test_stacks_of_experts_are_matrices_of_their_own_by_name(kernel, name, exper
 
 
 def test_a_stack_is_judged_by_the_shape_of_one_expert(kernel):
-    chosen = branches(kernel, [("moe.experts.w", (64, 3, 64)), ("moe.experts.v", (64, 4, 1024))])
-    assert chosen == {
+    shapes = {"moe.experts.w": (64, 3, 64), "moe.experts.v": (64, 4, 1024), "moe.experts.gate.weight": (8, 16, 64)}
+    assert branches(kernel, shapes.items()) == {
         "moe.experts.w": ("adamw", "min_dim_too_small:3"),
         "moe.experts.v": ("adamw", "extreme_aspect_ratio:256.0"),
+        "moe.experts.gate.weight": ("muon", "matrix: 8 matrices 16x64"),  # a router is no stack
     }
 
 
@@ -81,12 +82,14 @@ def test_what_no_name_tells_goes_to_the_fallback(kernel):
     """Only where a stack or a convolution would be Muon's, and where it has no role."""
     shapes = {
         "blocks.0.w": (8, 16, 12),
+        "few": (2, 16, 12),  # as a convolution too thin
         "query_tokens": (1, 16, 12),
         "thin": (3, 2, 64),
         "pos_embed.weight": (8, 16, 12),
     }
     assert branches(kernel, shapes.items()) == {
         "blocks.0.w": ("adamw", "stack_or_convolution"),
+        "few": ("adamw", "stack_or_convolution"),
         "query_tokens": ("adamw", "leading_unit_dims"),
         "thin": ("adamw", "min_dim_too_small:3"),
         "pos_embed.weight": ("adamw", "embedding:pos_embed"),

@@ -99,7 +99,8 @@ def test_an_attribute_of_a_parameter_decides_where_nothing_else_does(kernel, wis
     p = Parameter(torch.ones(8, 8))
     p.use_muon = wish
     assert [row.branch for row in kernel.Muon([("up.weight", p)]).explain().rows] == [branch]
-    assert [row.branch for row in kernel.route([("up.weight", p)]).rows] == [branch]
+    for undecided in (None, lambda name, p: None):
+        assert [row.branch for row in kernel.route([("up.weight", p)], is_muon=undecided).rows] == [branch]
     p.use_muon = True
     assert kernel.route([("up.weight", p)], is_muon=lambda *_: False).rows[0].branch == "adamw"
     assert groups_of(kernel, [("up.weight", p)], use_muon=False)[0]["use_muon"] is False
