@@ -114,6 +114,17 @@ def test_rows_that_lie_by_head_are_not_cut_into_thirds(kernel, multi_query, expe
     assert cuts(kernel, nn.ModuleDict({"attn": GPTBigCodeAttention()}), heads=False) == {"c_attn": expected}
 
 
+@pytest.mark.parametrize("heads", [True, False])
+def test_latent_attention_is_cut_by_its_three_sizes(kernel, heads):
+    """As DeepSeek's: the rotary key, which all heads share, comes last, and a head has its keys before its values."""
+    sizes = dict(qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=16)
+    model = attention({"q_b_proj": (80, 36), "kv_a_proj_with_mqa": (28, 48), "kv_b_proj": (112, 20)}, **sizes)
+    by_head = {"q_b_proj": "80x36 split 4*20", "kv_b_proj": "112x20 split 4*(12+16)"}
+    whole = dict.fromkeys(by_head, "")
+    expected = {"kv_a_proj_with_mqa": "28x48 split 20+8", **(by_head if heads else whole)}
+    assert cuts(kernel, model, heads=heads) == expected
+
+
 def test_an_attention_may_say_that_rows_lie_by_head(kernel):
     """As timm's MaxViT does, of which the others have all queries first."""
     model = attention({"qkv": (96, 32)}, dim_head=8, num_heads=4, head_first=True)
