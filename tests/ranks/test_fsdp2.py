@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from tests.support.backends import on_every_backend
 from tests.support.rank_pool import device_of_ranks, one_by_one
@@ -90,3 +91,48 @@ def test_pipeline_stages_wait_only_for_their_own_ranks(kernel, pools):
         expected = alone[rank // 2].parameters
         assert len(found) == len(expected)
         assert all(map(bits_equal, found, expected))
+
+
+class Weight(nn.Module):
+    def __init__(self, value):
+        super().__init__()
+        self.weight = nn.Parameter(value)
+
+
+def under_both(value):
+    """Return a parameter whose last dimension tensor parallelism has cut, and whose first one fully_shard."""
+    mesh = mesh_of((2, 2))
+    module = Weight(distribute_tensor(value, mesh["y"], [Shard(value.ndim - 1)], src_data_rank=None))
+    fully_shard(module, mesh=mesh["x"])
+    return module.weight
+
+
+def like(p: DTensor, value):
+    """Return the part of a whole value that lies as `p` does, in the shape that it has there."""
+    part = distribute_tensor(value.to(p.device), p.device_mesh, p.placements, src_data_rank=None).to_local()
+    local = part.reshape(p.to_local().shape)
+    lies = {"shape": p.shape, "stride": p.stride(), "run_check": False}
+    return DTensor.from_local(local, p.device_mesh, p.placements, **lies)
+
+
+def parts_that_differ(kernel, case: Case, expected) -> list[str]:
+    """Train, and return the names of the parameters whose parts are not those of the expected wholes."""
+    params = [under_both(whole_parameter(case, i).to(device_of_ranks())) for i in range(len(case.specs))]
+    optimizer = muon(kernel, case, params)
+    for step in range(1, case.steps + 1):
+        for i, p in enumerate(params):
+            p.grad = like(p, whole_gradient(case, step, i))
+        optimizer.step()
+    triples = zip(case.specs, params, expected)
+    return [spec.name for spec, p, q in triples if not bits_equal(p.detach().to_local(), like(p, q).to_local())]
+
+
+@pytest.mark.parametrize("settings", [{}, {"second_moment": "rows"}, {"momentum_dtype": "int8"}], ids=str)
+def test_a_rank_without_columns_takes_part(kernel, pools, settings):
+    """fully_shard gives it no rows either, where its placements say that it has some."""
+    shapes = {"a.up.weight": (5, 1), "b.up.weight": (6, 1), "c.experts.up": (3, 5, 1), "embeddings.weight": (7, 1)}
+    specs = tuple(Spec(name, shape) for name, shape in shapes.items())
+    specs = (specs[0], specs[1]._replace(group={"split_rows": (2, 4)}), *specs[2:])
+    case = Case(specs, {"lr": LR, **settings}, steps=3)
+    alone = train_alone(kernel, case, [torch.zeros(shape) for shape in shapes.values()], pools.device)
+    assert pools(4).run(parts_that_differ, case, alone.parameters) == [[]] * 4

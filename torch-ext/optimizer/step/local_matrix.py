@@ -73,7 +73,7 @@ class LocalParameter:
 
     def cut(self, local: Tensor, read_only: bool = False) -> list[Tensor]:
         """Return the matrices of a local tensor that is laid out like the parameter's."""
-        return [local] if self.is_whole else self._view.matrices(local, read_only)
+        return [local] if self.is_whole else self._matrices(self._view, local, read_only)
 
     def cut_rows(self, row_scale: Tensor) -> list[Tensor]:
         """Return the factors of each matrix's rows, from those of all rows of the whole parameter."""
@@ -83,7 +83,13 @@ class LocalParameter:
     def cut_state(self, state: Mapping[str, Tensor], key: str) -> list[Tensor]:
         """Return what each matrix has of the tensor at `key` of the parameter's state."""
         local = local_part(state[key])
-        return self.cut(integers(local)) if key == REMAINDER else self._state_views[key].matrices(local)
+        return self.cut(integers(local)) if key == REMAINDER else self._matrices(self._state_views[key], local)
+
+    def _matrices(self, view: MatrixView, local: Tensor, read_only: bool = False) -> list[Tensor]:
+        """Return the matrices of a local tensor, which may have another shape than the view if it is empty."""
+        if self._is_empty and self._shards is not None:
+            return [local.new_empty(size) for size in view.shapes]
+        return view.matrices(local, read_only)
 
     @property
     def has_gradient(self) -> bool:
