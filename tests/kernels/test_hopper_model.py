@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.kernels.conftest import Interpreter
 from tests.support import hopper_model
 from tests.support.hopper_model import USUAL, Omitted, Scalars, Way
 from tests.support.proofs import products
@@ -145,6 +146,12 @@ def test_operands_and_result_may_have_columns_as_runs(a, b, c):
     C = torch.empty_like(S.mT.contiguous().mT if c else S)
     torch.ops.hopper_model.product(C, A, B, None, *Scalars(), 1, *Way())
     products.check_product(C, A, B)
+
+
+def test_nothing_is_read_behind_an_addend(tmp_path):
+    """To do so ends the process. Rows and columns of the last square are more than the matrix has."""
+    D, A = Interpreter(tmp_path).guarded(symmetric(1, 328, 328, dtype=torch.float16)), torch.zeros(1, 328, 8).half()
+    assert torch.equal(hopper_model.product(A, A.mT, D, Scalars(beta=1.0)), D)
 
 
 def test_where_operands_only_commute_both_halves_are_one():
