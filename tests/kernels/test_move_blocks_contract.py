@@ -122,11 +122,22 @@ def test_an_endless_size_raises(move_blocks_):
         move_blocks_(**arguments(matrices=torch.ones(1).expand(1, 1, 2**31)), to_buffer=True)
 
 
+def test_more_tiles_than_a_launch_can_have_raise(move_blocks_):
+    """Of two blocks each has as many as that alone."""
+    many = row(count=2**31 - 1, position=0, top=0, left=0, rows=1, cols=1, offset=0, step=0, row_step=0)
+    given = arguments(matrices=torch.ones(1).expand(2**31 - 1, 1, 1), blocks=table(many, many))
+    with pytest.raises(RuntimeError, match=r"blocks\[1\] and those before it are more than one call can have"):
+        move_blocks_(**given, to_buffer=True)
+
+
 def test_what_is_written_overlaps_nothing(move_blocks_):
     memory = torch.zeros(48)
     for to_buffer in False, True:
         shared = arguments(matrices=memory.view(3, 4, 4), buffer=memory[3:25])
         assert_refuses(move_blocks_, shared, to_buffer, "must not share memory")
+    blocks = table(row())
+    shared = arguments(matrices=torch.ones(3, 4, 4).double(), buffer=blocks.view(torch.float64)[0], blocks=blocks)
+    assert_refuses(move_blocks_, shared, True, "must not share memory")
     expanded = arguments(matrices=torch.ones(1, 4, 4).expand(3, 4, 4))
     assert_refuses(move_blocks_, expanded, False, "matrices is written, so its elements must not overlap")
     move_blocks_(**expanded, to_buffer=True)

@@ -36,13 +36,15 @@ HALVES = matrices((3, 4), (3, 4), dtype=torch.bfloat16)
 REMAINDERS = matrices((3, 4), (3, 4), dtype=torch.int16)
 REMAINDER = REMAINDERS[0]
 NORMS = ones(2, dtype=torch.float64)
+APART = ones(4, dtype=torch.float64)[::2]
 BAD_PACKS = {
     "as many gradients": {"gradient": matrices((3, 4))},
     "must be a matrix": {"momentum": matrices((3, 4), (3, 4, 1))},
     "shape .3, 4. of its": {"gradient": matrices((3, 4), (4, 3))},
     "have one dtype": {"gradient": [ones(3, 4), ones(3, 4, dtype=torch.float16)]},
     "float32, float64": {"momentum": matrices((3, 4), (3, 4), dtype=torch.int32)},
-    "beta must be": {"beta": 1.5},
+    "beta must be from 0 to 1, got 1.5": {"beta": 1.5},
+    "beta must be from 0 to 1, got -0.5": {"beta": -0.5},
     "its last two sizes": {"packed": ones(2, 4, 3)},
     "must be .2, rows, cols.": {"packed": ones(3, 3, 4)},
     "packed is written": {"packed": ones(1, 3, 4).expand(2, 3, 4)},
@@ -51,7 +53,8 @@ BAD_PACKS = {
     "offsets.0. = -1": {"packed": ones(24), "offsets": [-1, 12]},
     "overlap": {"packed": ones(24), "offsets": [11, 0]},
     "one per matrix": {"packed": ones(24), "offsets": [0]},
-    "contiguous and 1-D": {"offsets": [0, 12]},
+    "contiguous and 1-D where offsets are given, got shape .2, 3, 4.": {"offsets": [0, 12]},
+    "contiguous and 1-D where offsets are given, got shape .24.": {"packed": ones(48)[::2], "offsets": [0, 12]},
     "active must be Bool": {"active": ones(2)},
     "active must have 2": {"active": torch.tensor([True])},
     "found_inf must be Float": {"found_inf": torch.tensor(True)},
@@ -59,7 +62,8 @@ BAD_PACKS = {
     "norms need a batch": {"packed": ones(24), "offsets": [0, 12], "norms": NORMS},
     "but packed is Double": {"packed": ones(2, 3, 4, dtype=torch.float64), "norms": NORMS},
     "norms must be float64": {"norms": ones(2)},
-    "norms must be .2., contiguous": {"norms": NORMS[:1]},
+    "norms must be .2., contiguous, got .1.": {"norms": NORMS[:1]},
+    "norms must be .2., contiguous, got .2.": {"norms": APART},
 }
 BAD_DESCENTS = {
     "must be a matrix": {"parameter": [ones(3, 4), ones(12)]},
@@ -69,15 +73,19 @@ BAD_DESCENTS = {
     "parameter is written": {"parameter": [ones(3, 4), ones(1, 4).expand(3, 4)]},
     "outside of update": {"update": ones(24), "offsets": [0, 13]},
     "lr must have 1 or 2": {"lr": ones(3)},
+    "multiplier must have 2 elements, contiguous": {"multiplier": ones(4)[::2]},
     "multiplier must be Float": {"multiplier": ones(2, dtype=torch.float16)},
     "weight_decay must be Float": {"weight_decay": torch.tensor(1)},
-    "decay_mode must be": {"decay_mode": 3},
+    "decay_mode must be .* got 3": {"decay_mode": 3},
+    "decay_mode must be .* got -1": {"decay_mode": -1},
     "row_scale must have 6": {"row_scale": ones(5)},
     "row_scale must be Float": {"row_scale": ones(6, dtype=torch.float64)},
     "for float16 and bfloat16": {"seeds": torch.tensor([1, 2])},
     "seeds must be Long": {"seeds": ones(2), "parameter": matrices((3, 4), (3, 4), dtype=torch.float16)},
     "origins must be 3 per": {"origins": [0, 0, 4]},
-    "around its 3 x 4": {"origins": [0, 0, 4, 0, 1, 4]},
+    "around its 3 x 4 elements, got .0, 1, 4.": {"origins": [0, 0, 4, 0, 1, 4]},
+    "around its 3 x 4 elements, got .0, -1, 4.": {"origins": [0, 0, 4, 0, -1, 4]},
+    "around its 3 x 4 elements, got .-1, 0, 4.": {"origins": [-1, 0, 4, 0, 0, 4]},
     "active must have 2": {"active": torch.tensor([True])},
     "found_inf must have 1": {"found_inf": ones(2)},
     "what bfloat16 parameters lack": {"remainder": matrices((3, 4), (3, 4), dtype=torch.int16)},
@@ -87,13 +95,15 @@ BAD_DESCENTS = {
     "norms need a batch": {"update": ones(24), "offsets": [0, 12], "norms": NORMS},
     "but update is Double": {"update": ones(2, 3, 4, dtype=torch.float64), "norms": NORMS},
     "norms must be float64": {"norms": ones(2)},
-    "norms must be .2., contiguous": {"norms": NORMS[:1]},
+    "norms must be .2., contiguous, got .1.": {"norms": NORMS[:1]},
+    "norms must be .2., contiguous, got .2.": {"norms": APART},
     "nothing is left to round": {"remainder": [*REMAINDERS], "parameter": HALVES, "seeds": torch.tensor([1, 2])},
 }
 
 # A matrix, a batch of two, three matrices that are columns of one, and 24 elements in a row.
 WIDE = ones(6, dtype=torch.float64)
 ONE, PAIR, FUSED, FLAT = ones(3, 4), ones(2, 4, 3).mT, ones(3, 12).split(4, 1), ones(24)
+BYTES = ONE.view(torch.bool).flatten()
 SHARING_PACKS = {
     "one momentum twice": {"momentum": [ONE, ONE]},
     "one column slice twice": {"momentum": [FUSED[1], FUSED[1]]},
@@ -106,6 +116,8 @@ SHARING_PACKS = {
     "packed at offsets": {"packed": FLAT, "offsets": [0, 12], "momentum": [ONE, FLAT[3:15].view(3, 4)]},
     "norms and momentum": {"norms": WIDE[:2], "momentum": [ONE, WIDE.view(torch.float32).view(3, 4)]},
     "momentum and grad_scale": {"momentum": [ONE, ones(3, 4)], "grad_scale": ONE[2, 3]},
+    "momentum and found_inf": {"momentum": [ONE, ones(3, 4)], "found_inf": ONE[2, 3]},
+    "momentum and active": {"momentum": [ONE, ones(3, 4)], "active": BYTES[4:6]},
 }
 SHARING_DESCENTS = {
     "one parameter twice": {"parameter": [ONE, ONE]},
@@ -117,6 +129,11 @@ SHARING_DESCENTS = {
     "norms and parameter": {"norms": WIDE[:2], "parameter": [ONE, WIDE.view(torch.float32).view(3, 4)]},
     "norms and update": {"norms": WIDE[:2], "update": WIDE.view(torch.bfloat16).view(2, 3, 4)},
     "parameter and lr": {"parameter": [ONE, ones(3, 4)], "lr": ONE[1, 1]},
+    "parameter and weight_decay": {"parameter": [ONE, ones(3, 4)], "weight_decay": ONE[1, 1]},
+    "parameter and multiplier": {"parameter": [ONE, ones(3, 4)], "multiplier": ONE[1, 1:3]},
+    "parameter and found_inf": {"parameter": [ONE, ones(3, 4)], "found_inf": ONE[1, 1]},
+    "parameter and active": {"parameter": [ONE, ones(3, 4)], "active": BYTES[4:6]},
+    "parameter and seeds": {"parameter": HALVES, "seeds": HALVES[0].view(torch.int64).flatten()[1:]},
 }
 
 

@@ -107,14 +107,17 @@ def test_sizes_may_be_zero(normalized, shape):
 
 X = torch.ones(2, 3, 4)
 NORMS = torch.ones(2, dtype=torch.float64)
+SHARED = (memory := torch.ones(2, 3, 4)), memory.view(torch.float64).flatten()[2:4]
 BAD = {
     "X must be float32, float16 or bfloat16": (X.clone(), X.double(), NORMS, EPS),
     "X must be .batch": (X.clone(), X[0], NORMS, EPS),
     r"out must have the shape \(2, 3, 4\)": (torch.ones(2, 4, 3), X, NORMS, EPS),
     "norms must be float64": (X.clone(), X, NORMS.float(), EPS),
-    r"norms must be \(2\)": (X.clone(), X, NORMS[:1], EPS),
+    r"norms must be \(2\), contiguous, got \(1\)": (X.clone(), X, NORMS[:1], EPS),
+    r"norms must be \(2\), contiguous, got \(2\)": (X.clone(), X, torch.ones(4, dtype=torch.float64)[::2], EPS),
     "eps must be at least 0": (X.clone(), X, NORMS, -1.0),
-    "must not share memory": (X, X, NORMS, EPS),
+    "out and X must not share memory": (X, X, NORMS, EPS),
+    "out and norms must not share memory": (SHARED[0], X, SHARED[1], EPS),
 }
 
 
@@ -125,6 +128,11 @@ def test_bad_arguments_raise_and_nothing_is_written(native, message):
     with pytest.raises(RuntimeError, match=message):
         native.normalize_(out, given, norms, eps, SCALE)
     assert (out == 1).all()
+
+
+def test_norms_share_no_memory_with_their_matrices(native):
+    with pytest.raises(RuntimeError, match="X and norms must not share memory: norms is written"):
+        native.frobenius_norm_(SHARED[1], SHARED[0])
 
 
 def test_the_operations_keep_torchs_rules_for_operators(native):
