@@ -39,11 +39,11 @@ struct alignas(16) uint4 {
 namespace cuda_model {
 
 template <class Parameters>
-void launch(void (*kernel)(const Parameters&), int64_t blocks, int threads, size_t, cudaStream_t,
+void launch(void (*kernel)(const Parameters&), int64_t blocks, int threads, size_t, cudaStream_t stream,
             const Parameters& parameters) {
   // On a thread of the kernel, but not yet in it: it reads the memory of the host.
   const auto body = [&]() __attribute__((no_sanitize_address)) { kernel(parameters); };
-  run({blocks, threads, &parameters, sizeof(Parameters)}, body);
+  run({blocks, threads, stream, &parameters, sizeof(Parameters)}, body);
 }
 
 }  // namespace cuda_model

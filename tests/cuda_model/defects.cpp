@@ -78,6 +78,8 @@ const std::map<std::string, void (*)(const Numbers&)> kKernels = {
     {"write_before", write_before},
     {"write_input", write_input},
     {"block_order", block_order},
+    {"read_by_host", turn<true>},
+    {"another_stream", turn<true>},
 };
 
 }  // namespace
@@ -90,8 +92,11 @@ extern "C" __attribute__((visibility("default"))) const char* run(const char* na
   cuda_model::allow(to, kThreads * sizeof(float), true);
   cuda_model::allow(from, kThreads * sizeof(float), false);
   cuda_model::allow(last, sizeof(int), true);
+  const std::string kernel = name;
+  void* const stream = kernel == "another_stream" ? nullptr : cuda_model::current_stream();
+  [[maybe_unused]] const volatile float first = kernel == "read_by_host" ? from[0] : 0;
   try {
-    cuda_model::launch(kKernels.at(name), blocks, kThreads, 0, nullptr, Numbers{to, from, last});
+    cuda_model::launch(kKernels.at(kernel), blocks, kThreads, 0, stream, Numbers{to, from, last});
   } catch (const std::runtime_error& error) {
     said = error.what();
   }

@@ -12,7 +12,7 @@ namespace {
 
 struct Range {
   uintptr_t begin, end;
-  bool written = false;
+  bool written = false, read_by_host = false;
 
   bool holds(uintptr_t address, size_t bytes) const { return address >= begin && address + bytes <= end; }
 };
@@ -67,20 +67,39 @@ bool is_in_last(uintptr_t address, size_t bytes) {
   return found_last < ranges.size() && ranges[found_last].holds(address, bytes);
 }
 
-void check_argument(uintptr_t address, size_t bytes, bool writes) {
+// Whether a tensor has these bytes, which `found_last` then tells.
+bool is_in_tensor(uintptr_t address, size_t bytes) {
   if (!is_in_last(address, bytes)) {
     found_last = std::max<ptrdiff_t>(first_behind(address) - ranges.begin() - 1, 0);
-    if (!is_in_last(address, bytes)) {
-      fail(bytes_text(bytes, writes) + "outside of the tensors of the call");
-    }
+  }
+  return is_in_last(address, bytes);
+}
+
+void check_argument(uintptr_t address, size_t bytes, bool writes) {
+  if (!is_in_tensor(address, bytes)) {
+    fail(bytes_text(bytes, writes) + "outside of the tensors of the call");
+  }
+  if (ranges[found_last].read_by_host) {
+    fail(bytes_text(bytes, writes) + "of a tensor that the host has read");
   }
   if (writes && !ranges[found_last].written) {
     fail(bytes_text(bytes, writes) + "of a tensor that is only read");
   }
 }
 
+// What the host reads is on the CPU: a kernel on a GPU could not read it.
+void note_host(uintptr_t address, size_t bytes) {
+  if (is_in_tensor(address, bytes)) {
+    ranges[found_last].read_by_host = true;
+  }
+}
+
 void check_access(uintptr_t address, size_t bytes, bool writes) {
-  if (!in_kernel() || is_on_stack(address) || library.shared.holds(address, bytes)) {
+  if (!in_kernel()) {
+    note_host(address, bytes);
+    return;
+  }
+  if (is_on_stack(address) || library.shared.holds(address, bytes)) {
     return;
   }
   if (writes || !(is_parameter(address) || library.code.holds(address, bytes))) {
@@ -122,7 +141,9 @@ void allow(const void* begin, size_t bytes, bool written) {
   Range added{first, first + bytes, written};
   // What overlaps it otherwise was memory of tensors that are gone.
   std::erase_if(ranges, [&](const Range& range) {
-    added.written |= range.written && range.begin == added.begin && range.end == added.end;
+    const bool is_same = range.begin == added.begin && range.end == added.end;
+    added.written |= is_same && range.written;
+    added.read_by_host |= is_same && range.read_by_host;
     return range.begin < added.end && added.begin < range.end;
   });
   ranges.insert(first_behind(first), added);

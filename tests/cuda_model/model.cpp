@@ -142,6 +142,9 @@ void check(const Grid& grid) {
                std::to_string(grid.threads) + " threads with " + std::to_string(grid.parameter_bytes) +
                " bytes of parameters");
   }
+  if (grid.stream != current_stream()) {
+    end_launch("a launch on another stream than torch's current one");
+  }
 }
 
 bool lies_in(uintptr_t address, const void* begin, size_t bytes) {
@@ -170,6 +173,11 @@ void run(const Grid& grid, const std::function<void()>& body) {
     block_index.x = static_cast<unsigned>(block);
     run_block(threads);
   }
+}
+
+void* current_stream() {
+  static char stream;
+  return &stream;
 }
 
 void barrier(const char* file, int line) {

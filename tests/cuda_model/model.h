@@ -9,6 +9,9 @@
 //     an index outside of an array                           memory.cpp, by its bounds sanitizer
 //     an access outside of the tensors of a call,            memory.cpp, by the calls with which its address sanitizer
 //     or a write to one that is only read                    for kernels reports every access
+//     a tensor that both the host and a kernel read: where   memory.cpp
+//     one reaches it the other does not
+//     a launch on another stream than torch's current one    model.cpp
 #pragma once
 
 #include <cstddef>
@@ -26,12 +29,16 @@ extern Index block_index, thread_index;  // of the fiber that runs
 struct Grid {
   int64_t blocks;
   int threads;
+  const void* stream;
   const void* parameters;
   size_t parameter_bytes;
 };
 
 // Runs a kernel, `body`, on every thread of a grid.
 void run(const Grid& grid, const std::function<void()>& body);
+
+// Torch's current stream.
+void* current_stream();
 
 // Waits for all threads of the block.
 void barrier(const char* file, int line);

@@ -76,7 +76,7 @@ AOTITorchError __wrap_aoti_torch_delete_device_guard(DeviceGuardHandle) {
 }
 
 AOTITorchError __wrap_aoti_torch_get_current_cuda_stream(int32_t device, void** stream) {
-  *stream = nullptr;
+  *stream = cuda_model::current_stream();
   return device == guarded_device ? AOTI_TORCH_SUCCESS : AOTI_TORCH_FAILURE;
 }
 

@@ -58,6 +58,8 @@ DEFECTS = {
     "index_behind_shared": r"thread 63 has index 64 outside of 'float \[64\]' at .*defects\.cpp:\d+",
     "read_behind": r"thread 63 reads 4 bytes outside of the tensors of the call",
     "write_before": r"thread 0 writes 4 bytes outside of the tensors of the call",
+    "read_by_host": r"reads 4 bytes of a tensor that the host has read",
+    "another_stream": r"a launch on another stream than torch's current one",
     "write_input": r"block \d, thread \d+ writes 4 bytes of a tensor that is only read",
 }
 
