@@ -123,6 +123,7 @@ SHARING_DESCENTS = {
     "one parameter twice": {"parameter": [ONE, ONE]},
     "update and parameter": {"update": PAIR, "parameter": [ONE, PAIR[1]]},
     "update at offsets": {"update": FLAT, "offsets": [0, 12], "parameter": [ONE, FLAT[3:15].view(3, 4)]},
+    "update behind lr in it": {"update": FLAT.view(2, 3, 4), "lr": FLAT[5], "parameter": [ONE, FLAT[9:21].view(3, 4)]},
     "parameter and row_scale": {"parameter": [ONE, ones(3, 4)], "row_scale": ONE.flatten()[5:11]},
     "one remainder twice": {"parameter": HALVES, "remainder": [REMAINDER, REMAINDER]},
     "parameter and remainder": {"parameter": HALVES, "remainder": [REMAINDER, HALVES[0].view(torch.int16)]},
