@@ -248,8 +248,7 @@ def test_each_step_has_its_own_coefficients(module, safe):
     """The first steps of a schedule and the others, one after the other, are the whole of it."""
     G = matrices(1, 17, 40)
     steps, config = steps_of(in_windows(SCHEDULE, (1, 1, 1), 1.0)), safe(torch.float32, 17)
-    norm = torch.linalg.matrix_norm(G).item()
-    given, results = G / norm, []
+    given, results = G / torch.linalg.matrix_norm(G).item(), []
     for part in itertools.accumulate([steps[:4], steps[4:8], steps[8:]]):
         C = torch.empty_like(G)
         module.launch_small_polar(G, C, part, (1.0, 0.0, torch.float32), config)
