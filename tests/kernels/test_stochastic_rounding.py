@@ -91,6 +91,13 @@ def test_draws_are_independent_across_places_and_seeds(descend_):
     assert torch.cat([between.flatten(), along.flatten()]).abs().max() <= 5 / COUNT**0.5
 
 
+def test_elements_of_a_whole_that_are_far_apart_have_draws_of_their_own(descend_):
+    """2^32 elements, from which a counter of 32 bits would begin anew; that 700 tosses agree has a chance of 2^-700."""
+    half = torch.full((10, 70), 1 + 2.0**-8)
+    near, far = (rounded(descend_, half, torch.bfloat16, origins=[row, 0, 2**12]) for row in (0, 2**20))
+    assert not torch.equal(near, far)
+
+
 def first_elements(descend_, value: Tensor, dtype: torch.dtype, seeds: int) -> Tensor:
     """The first elements of matrices that hold `value`, rounded with the seeds 0, 1, ..."""
     parameter, number = list(torch.zeros(seeds, 1, 1, dtype=dtype)), torch.ones(())
