@@ -87,6 +87,23 @@ def test_operands_that_do_not_fit_go_to_triton(package, layout):
         assert not fits(A, B, None, C) and fits(C.mT, C, None, C) == (C.size(1) % 8 == 0)
 
 
+def test_an_addend_that_does_not_fit_goes_to_triton(package):
+    """As do rows that are no multiple of 8, though their strides are."""
+    A, D = square(), torch.zeros(2 * 512 * 512 + 1, dtype=HALF)[1:].view(2, 512, 512)
+    padded = torch.zeros(2, 516, 520, dtype=HALF)[:, :, :516]
+    with compiled.absent_gpu("sm_90", compiled.PACKAGE):
+        assert package["symmetric_gemm"].chosen_for(A, A, A, square()) in package["tuned"].COMPILED
+        for operands in (A, A, D, square()), (padded, padded, None, padded):
+            assert package["symmetric_gemm"].chosen_for(*operands) not in package["tuned"].COMPILED
+            assert not package["symmetric_gemm"].hopper_gemm.fits(*operands)
+
+
+def test_a_build_without_it_never_launches_it(package, monkeypatch):
+    monkeypatch.setattr(package["symmetric_gemm"].hopper_gemm, "is_built", lambda: False)
+    with compiled.absent_gpu("sm_90", compiled.PACKAGE):
+        assert package["symmetric_gemm"].chosen_for(square(), square(), None, square()) not in package["tuned"].COMPILED
+
+
 def test_without_a_measurement_it_is_never_chosen(package, monkeypatch):
     monkeypatch.setattr(package["tuned"], "nearest", lambda *asked, **kernel: None)
     with compiled.absent_gpu("sm_90", compiled.PACKAGE):
