@@ -63,6 +63,7 @@ BEYOND_MATRICES = {
 }
 BEYOND_BUFFER = {
     "offset": {"offset": 5},
+    "an element behind the end": {"offset": 22, "count": 1, "rows": 1, "cols": 1},
     "step": {"step": 11},
     "row_step": {"row_step": 4},
     "an endless offset": {"offset": HUGE},
