@@ -59,11 +59,16 @@ class Quartiles(NamedTuple):
 
 
 def run_rounds(
-    works: Mapping[str, Callable[[], object]], device: torch.device, rounds: int, deadline: Deadline
+    works: Mapping[str, Callable[[], object]],
+    device: torch.device,
+    rounds: int,
+    deadline: Deadline,
+    contestants: Mapping[str, str] | None = None,
 ) -> dict[str, list[float]]:
     """Return each work's seconds, round by round. Each round starts with another work, and the first rounds warm up.
 
-    There are `rounds` rounds, or, if the time is up, as few as LEAST_ROUNDS. Raises LostGpuError, with the work's name.
+    There are `rounds` rounds, or, if the time is up, as few as LEAST_ROUNDS. Raises LostGpuError, with the work's name,
+    or with that of its contestant, if `contestants` has one for each work.
     """
     names = list(works)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -72,7 +77,7 @@ def run_rounds(
             break
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            with blaming(name):
+            with blaming(contestants[name] if contestants else name):
                 seconds[name].append(seconds_of(works[name], device))
     return {name: times[WARM_UP:] for name, times in seconds.items()}
 

@@ -20,6 +20,7 @@ from benchmarks import (
     sweep_symmetric_gemm,
     sweep_training_step,
 )
+from benchmarks.lost_gpu import blaming
 from benchmarks.result_file import ResultFile
 from benchmarks.sweep_options import measure_cases
 from benchmarks.timing import Deadline, run_rounds
@@ -135,6 +136,40 @@ def test_a_peer_that_loses_the_gpu_ends_the_sweep_and_is_not_launched_again(
     assert mark in file.read_text() and '"error: ' not in file.read_text() and "lost" in capsys.readouterr().out
 
 
+def test_a_peer_of_a_training_step_may_lose_the_gpu_in_a_round(variant, tmp_path, monkeypatch):
+    """A round has two works of each contestant, and the mark is for the contestant."""
+    file, tried, make = tmp_path / "results.json", [], sweep_training_step.make_training
+
+    def losing(name: str, *arguments):
+        tried.append(name)
+        return make(name, *arguments)._replace(**({"step": lose} if name == TORCH else {}))
+
+    monkeypatch.setattr(sweep_training_step, "make_training", losing)
+    places = ["--build", str(variant.parent), "--output", str(file)]
+    monkeypatch.setattr(sys, "argv", ["sweep", "--tiny", "--contestants", TORCH, *places])
+    with pytest.raises(race.LostGpuError, match=f"^{TORCH}: RuntimeError: CUDA error"):
+        sweep_training_step.main()
+    assert sweep_training_step.main() == 0 and tried.count(TORCH) == 1
+
+
+def lose() -> None:
+    raise LOST
+
+
+def test_a_lost_gpu_ends_the_run_whatever_its_error_begins_with():
+    """What is kept of its text is the beginning, which need not say that it is CUDA's."""
+    results = ResultFile(None, {}, ["a", "b"])
+    works = {("a",): partial(lose_with, "a graph that is long to describe: " * 10), ("b",): dict}
+    with pytest.raises(race.LostGpuError):
+        measure_cases(results, works, Deadline(), ["peer"])
+    assert results.lost.keys() == {"peer"} and not results.is_measured("b")
+
+
+def lose_with(beginning: str) -> None:
+    with blaming("peer"):
+        raise RuntimeError(f"{beginning}{LOST}")
+
+
 def test_whoever_loses_the_gpu_is_named(monkeypatch):
     """Errors of kernels are raised later, and libraries have names of their own for them: the GPU knows."""
 
@@ -142,9 +177,6 @@ def test_whoever_loses_the_gpu_is_named(monkeypatch):
         if name == "peer":
             monkeypatch.setattr(torch.cuda, "synchronize", lose)
             raise AssertionError("driver error 700")
-
-    def lose() -> None:
-        raise LOST
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
