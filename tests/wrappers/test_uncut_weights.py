@@ -120,3 +120,13 @@ def test_weights_that_a_pattern_decides_are_not_remarked(kernel):
     groups = kernel.groups_for(gates(), patterns={"*_hh_*": {"split_rows": (16,) * 4}})
     (note,) = said(kernel.Muon(groups).explain().notes)
     assert note.startswith("matrix of a.weight_ih_l0 are not cut")
+
+
+def test_groups_are_added_to_lists_alone_and_a_longer_copy_leaves_them_as_they_are(kernel):
+    groups = kernel.groups_for(gates())
+    for other in ((), "a", {}):
+        with pytest.raises(TypeError):
+            other + groups
+    longer = copy.copy(groups)
+    longer += kernel.groups_for(gates("b"))
+    assert len(longer.uncut) == 2 * len(groups.uncut) > 0

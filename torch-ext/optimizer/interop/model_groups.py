@@ -41,10 +41,10 @@ class _SomeGroups(list):
         return _SomeGroups(super().__add__(others), [*self.uncut, *getattr(others, "uncut", ())])
 
     def __radd__(self, others: list) -> _SomeGroups:
-        return _SomeGroups(others, ()) + self
+        return _SomeGroups(others, ()) + self if isinstance(others, list) else NotImplemented
 
     def __iadd__(self, others: Iterable) -> _SomeGroups:
-        self.uncut += getattr(others, "uncut", ())
+        self.uncut = [*self.uncut, *getattr(others, "uncut", ())]  # a shallow copy shares the former list
         return super().__iadd__(others)
 
     def copy(self) -> _SomeGroups:
