@@ -166,8 +166,8 @@ class Muon(Optimizer):
         _anything: keys that begin with `_` are yours. Known keys of other libraries are accepted; others raise.
 
     State: matrices have `momentum_buffer`, `momentum_scale` if it is 8-bit, and `second_moment` if asked for; the other
-    parameters have `step`, `exp_avg`, `exp_avg_sq`; with `master_weights` there is `remainder`. All of it is made at
-    construction. Raises ValueError or TypeError for settings that cannot work, before anything is changed.
+    parameters have `step` (not outside of their mesh), `exp_avg`, `exp_avg_sq`; `master_weights` add `remainder`. It is
+    made at construction. Raises ValueError or TypeError for settings that cannot work, before anything is changed.
     """
 
     # Attributes that copies and pickles keep besides groups and state.
