@@ -10,7 +10,7 @@ middle of a sweep. So both use the kernels that `tune` has measured before, or e
 predicts, and differ in how these are launched. The lab tunes before it measures.
 
 flash-muon is only in `sweep_orthogonalize.py`, since its optimizer needs a process group. Keller Jordan's writes into
-the gradients, which all share in that sweep: their values change from round to round, the work does not.
+the gradients, which all contestants of `sweep_step.py` share: values change from round to round, the work does not.
 """
 
 from __future__ import annotations
