@@ -131,7 +131,7 @@ def test_at_least_one_matrix_is_worked_on(predictions, h100):
     assert predictions.matrices_together(h100, 2**17, 2) == 1
 
 
-def test_the_model_counts_until_a_candidate_has_failed_and_a_measurement_for_its_size(kernel, predictions, monkeypatch):
+def test_a_failed_candidate_ends_predictions_and_a_measurement_holds_for_one_size(kernel, predictions, monkeypatch):
     gains, device = kernel.kernels.gains, torch.device("cuda", 0)
     monkeypatch.setattr(gains, "gpu_of", lambda device: predictions.Gpu(*H100))
     expected = predictions.predicted_gain(predictions.Gpu(*H100), 4096, 4096) / predictions.WORTH

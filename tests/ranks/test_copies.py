@@ -172,7 +172,7 @@ def error_of(act) -> str | None:
 
 
 @pytest.mark.parametrize("repaired", [False, True])
-def test_a_disagreement_about_random_rounding_is_over_with_one_count(pools, repaired):
+def test_after_a_disagreement_about_random_rounding_ranks_need_one_count(pools, repaired):
     case = Case(specs_on(LAYOUTS["hsdp"])[:1], dtype=torch.bfloat16)
     for first, second, last in pools(4).run(errors_after, case, "stochastic_rounding", True, repaired):
         assert "'stochastic_rounding': True" in first

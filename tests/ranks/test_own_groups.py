@@ -17,7 +17,7 @@ from tests.support.backends import on_every_backend
 from tests.support.rank_pool import device_of_ranks
 from tests.support.sharded_models import Case, muon, part_of
 
-SECONDS = 15.0  # that the world gives a collective
+SECONDS = 45.0  # that the world gives a collective
 SHAPE = (384, 400)  # so large that copies are sent
 
 pytestmark = on_every_backend()

@@ -18,7 +18,7 @@ def test_impossible_chunk_settings_raise(kernel, key, value, error):
         kernel.ExchangeOptions(**{key: value})
 
 
-def test_a_flag_that_is_none_raises(kernel):
+def test_a_number_for_a_flag_raises(kernel):
     with pytest.raises(TypeError, match="sum_gram must be True or False, got 1"):
         kernel.ExchangeOptions(sum_gram=1)
 
