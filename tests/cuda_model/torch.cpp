@@ -30,6 +30,7 @@ extern "C" {
 
 __attribute__((visibility("default"))) void cuda_model_configure(uint64_t seed, bool on_device) {
   cuda_model::seed(seed);
+  cuda_model::forget();  // what a call left that raised before it held a guard
   tensors_on_device = on_device;
 }
 
