@@ -131,7 +131,7 @@ def measure_cases(
             _record(error, keys, results)
             if isinstance(error, race.LostGpuError) and error.name in contestants and not peers.is_ours(error.name):
                 results.lose(error.name, f"lost the GPU at {keys[0]}: {' '.join(error.why.split())}")
-            if isinstance(error, race.LostGpuError) or race.loses_gpu(error):
+            if race.loses_gpu(error):
                 raise
 
 

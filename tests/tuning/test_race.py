@@ -113,6 +113,13 @@ def test_what_says_nothing_of_the_work_is_raised(race, table_clock, error):
     assert race.lacks_memory(error) != lasts
 
 
+def test_who_has_lost_the_gpu_is_known_however_the_error_is_cut_short(race):
+    """A first line may be long, and only the end of it says what happened."""
+    error = RuntimeError(1000 * "-" + " CUDA error: an illegal memory access")
+    assert race.loses_gpu(error) and not race.loses_gpu(RuntimeError(race.error_described(error)))
+    assert race.loses_gpu(race.LostGpuError("b", race.error_described(error)))
+
+
 def test_median_and_spread_are_of_the_quartiles(race):
     """Of 1, 2, 3, 4, 100 the quartiles are 2, 3 and 4."""
     assert race.timed([100.0, 1.0, 2.0, 4.0, 3.0]) == (3.0, pytest.approx(1 / 3))

@@ -156,11 +156,11 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def loses_gpu(error: BaseException) -> bool:
-    """Whether the process can no longer use the GPU after this error: torch's and Triton's errors of a kernel.
+    """Whether the process can no longer use the GPU after this error: LostGpuError, or what torch or Triton raises.
 
     Errors about what a graph's capture forbids only end the capture. All of them, and no others, speak of capturing.
     """
-    return any(
+    return isinstance(error, LostGpuError) or any(
         words in line and "captur" not in line
         for line in str(error).splitlines()
         for words in ("CUDA error", "HIP error", "Triton Error [CUDA]", "Triton Error [HIP]")
