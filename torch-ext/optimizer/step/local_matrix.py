@@ -6,6 +6,7 @@ replaced between steps, such as state that moves to the host, is free at once.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Mapping, NamedTuple, Optional, Sequence
 
 import torch
@@ -64,16 +65,23 @@ class LocalParameter:
         self._shards = parameter.shards
         self._release = release_grad
         self._view = parameter.view if self._shards is None else self._shards.local(this_rank())[0]
-        self._state_views = {BUFFER: self._view, MOMENTS: _local_moments_view(parameter)}
+        views = {BUFFER: self._view, MOMENTS: _local_moments_view(parameter)}
         if parameter.momentum_dtype == torch.int8:
-            self._state_views[SCALE] = in_blocks(parameter.name, self._view)
+            views[SCALE] = in_blocks(parameter.name, self._view)
         self.is_whole = self._view.is_plain  # its local tensor is its one matrix
         self._is_empty = not local_part(p).numel()
+        is_empty_shard = self._is_empty and self._shards is not None
+        # What cuts the local tensors of a key of the state. Those of BUFFER are laid out like the parameter's.
+        self._cuts = {
+            key: partial(_empty_matrices, view) if is_empty_shard else view.matrices
+            for key, view in views.items()
+            if view is not None
+        }
         self.end_step()
 
     def cut(self, local: Tensor, read_only: bool = False) -> list[Tensor]:
         """Return the matrices of a local tensor that is laid out like the parameter's."""
-        return [local] if self.is_whole else self._matrices(self._view, local, read_only)
+        return [local] if self.is_whole else self._cuts[BUFFER](local, read_only)
 
     def cut_rows(self, row_scale: Tensor) -> list[Tensor]:
         """Return the factors of each matrix's rows, from those of all rows of the whole parameter."""
@@ -83,13 +91,7 @@ class LocalParameter:
     def cut_state(self, state: Mapping[str, Tensor], key: str) -> list[Tensor]:
         """Return what each matrix has of the tensor at `key` of the parameter's state."""
         local = local_part(state[key])
-        return self.cut(integers(local)) if key == REMAINDER else self._matrices(self._state_views[key], local)
-
-    def _matrices(self, view: MatrixView, local: Tensor, read_only: bool = False) -> list[Tensor]:
-        """Return the matrices of a local tensor, which may have another shape than the view if it is empty."""
-        if self._is_empty and self._shards is not None:
-            return [local.new_empty(size) for size in view.shapes]
-        return view.matrices(local, read_only)
+        return self.cut(integers(local)) if key == REMAINDER else self._cuts[key](local)
 
     @property
     def has_gradient(self) -> bool:
@@ -167,6 +169,11 @@ class LocalMatrix(NamedTuple):
         parameter = self.matrix.parameter
         of_step = (groups[parameter.group]["rounding_step"] << 20) + self.matrix.index
         return (parameter.seed + of_step) % (1 << 63)
+
+
+def _empty_matrices(view: MatrixView, local: Tensor, read_only: bool = False) -> list[Tensor]:
+    """Return the matrices of a shard without elements, of whose sides `fully_shard` may have kept none."""
+    return [local.new_empty(size) for size in view.shapes]
 
 
 def _local_moments_view(parameter: Parameter) -> Optional[MatrixView]:
