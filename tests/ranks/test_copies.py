@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from tests.support.backends import on_every_backend
 from tests.support.rank_pool import device_of_ranks
+from tests.support.refusals import error_of
 from tests.support.sharded_models import LAYOUTS, Case, Layout, Spec, muon, part_of
 
 pytestmark = on_every_backend()
@@ -161,14 +162,6 @@ def errors_after(kernel, case: Case, key: str, value, repaired: bool):
     group[key] = usual
     group["rounding_step"] = 1 if repaired else group["rounding_step"]
     return [*errors, error_of(optimizer.step), error_of(optimizer.check_copies)]
-
-
-def error_of(act) -> str | None:
-    try:
-        act()
-    except (RuntimeError, ValueError) as error:
-        return str(error)
-    return None
 
 
 @pytest.mark.parametrize("repaired", [False, True])

@@ -13,6 +13,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from tests.support.refusals import error_of
 from tests.support.sharded_models import mesh_of, whole
 
 
@@ -29,14 +30,6 @@ def give_gradients(params, step: int) -> None:
         gradient = random(*p.shape, seed=100 * step + i).to(p.dtype)
         is_sharded = isinstance(p, DTensor)
         p.grad = on_mesh(gradient, p.placements[0], p.device_mesh).data if is_sharded else gradient
-
-
-def error_of(action) -> str | None:
-    try:
-        action()
-    except (ValueError, RuntimeError) as error:
-        return str(error)
-    return None
 
 
 def errors_of_states_of_the_other_kind(kernel):
