@@ -70,11 +70,11 @@ def load_peer(name: str, module: str | None = None) -> ModuleType:
 
 
 def admit(
-    names: Iterable[str], ours: str, make: Callable[[str], Made], lost: Mapping[str, str]
+    names: Iterable[str], make: Callable[[str], Made], lost: Mapping[str, str]
 ) -> tuple[dict[str, Made], dict[str, str]]:
     """Return what `make` returns for each contestant, and a mark for each one for which it fails.
 
-    If it fails for `ours`, the error is raised. Others may fail in any way, for example out of memory: the rest is
+    If it fails for OURS, the error is raised. Others may fail in any way, for example out of memory: the rest is
     still compared. Only if one makes the GPU unusable, which would make the rest fail, LostGpuError is raised. Those
     that have `lost` it in an earlier run are not tried again: they have these marks.
     """
@@ -93,7 +93,7 @@ def admit(
         except race.LostGpuError:
             raise
         except Exception as error:
-            if name == ours:
+            if name == OURS:
                 raise
             marks[name] = f"failed: {type(error).__name__}: {str(error)[:200]}"
     return made, marks

@@ -98,7 +98,7 @@ def measure(case: Case, bench: Bench, deadline: Deadline, lost: Mapping[str, str
     circumstances = kernel.kernels.gains.Circumstances(default_dtype=bench.is_default)
     iteration = kernel.iteration.choose_iteration(device, work_dtype, case.sides, schedule, circumstances=circumstances)
     task = Task(kernel, device, iteration, schedule, bench.compile_mode)
-    found, marks = peers.admit(bench.contestants, OURS, lambda name: _warm(name, task, G), lost)
+    found, marks = peers.admit(bench.contestants, lambda name: _warm(name, task, G), lost)
     outcomes = _compare(found, G, device.type == "cuda" or case.size <= CPU_SIZE)
     A = torch.randn(bench.dense_side, bench.dense_side, generator=generator, device=device).to(work_dtype)
     works = {name: lambda run=contestant.run: run(G) for name, contestant in found.items()}

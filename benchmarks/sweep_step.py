@@ -83,7 +83,7 @@ def measure(parameters: Sequence[Parameter], bench: Bench, deadline: Deadline, l
     pieces = breakdown(kernel, parameters, device, max(1, bench.rounds // 2))
     errors, marks = find_errors(parameters, bench, lost)
     weights = make_weights(parameters, device)  # for all: a copy for each would fill a GPU
-    steps, failed = peers.admit(errors, OURS, lambda name: _first_step(name, weights, bench), lost)
+    steps, failed = peers.admit(errors, lambda name: _first_step(name, weights, bench), lost)
     marks |= failed
     iterations = _iterations(parameters, bench)
     work_dtype = next(iter(iterations.values())).work_dtype
@@ -165,7 +165,7 @@ def find_errors(
         rival = find_rival(name, bench.kernel, bench.device)
         return "-" if rival.schedule is None else _error(rival, few, bench.device, exact)
 
-    return peers.admit(bench.contestants, OURS, error_of, lost)
+    return peers.admit(bench.contestants, error_of, lost)
 
 
 def _error(rival: Rival, parameters: Sequence[Parameter], device: torch.device, exact: dict) -> float:

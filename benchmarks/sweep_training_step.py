@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from benchmarks import peers
 from benchmarks.result_file import ResultFile, facts, has_error
-from benchmarks.step_rivals import ADAMW, OURS, OWN, PEERS, SETTINGS, Weights, find_rival, step_of
+from benchmarks.step_rivals import ADAMW, OWN, PEERS, SETTINGS, Weights, find_rival, step_of
 from benchmarks.sweep_options import (
     TINY_ROUNDS,
     chosen,
@@ -154,7 +154,7 @@ def measure(
 
     Those that have `lost` the GPU before are not tried again: they have these marks.
     """
-    trainings, marks = peers.admit(bench.contestants, OURS, lambda name: make_training(name, size, bench), lost)
+    trainings, marks = peers.admit(bench.contestants, lambda name: make_training(name, size, bench), lost)
     works, whose = {}, {}
     for name, training in trainings.items():
         parts = {f"{name} {BACK_AND_FORTH}": training.back_and_forth, f"{name} {STEP}": training.step}

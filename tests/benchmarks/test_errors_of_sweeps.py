@@ -181,7 +181,7 @@ def test_whoever_loses_the_gpu_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     calls = {
-        "admitted": lambda: peers.admit(["ours", "peer"], "ours", step, {}),
+        "admitted": lambda: peers.admit([peers.OURS, "peer"], step, {}),
         "timed": lambda: run_rounds(
             {n: partial(step, n) for n in ("ours", "peer")}, torch.device("cpu"), 1, Deadline()
         ),

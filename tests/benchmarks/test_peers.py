@@ -27,11 +27,14 @@ def test_failing_peer_is_marked_but_our_failure_raises():
             raise RuntimeError("out of memory")
         return name
 
-    made, marks = peers.admit(["ours", "absent", "broken"], "ours", make, {})
-    assert made == {"ours": "ours"}
+    def fail(name: str) -> None:
+        raise RuntimeError("out of memory")
+
+    made, marks = peers.admit([peers.OURS, "absent", "broken"], make, {})
+    assert made == {peers.OURS: peers.OURS}
     assert marks == {"absent": "not installed", "broken": "failed: RuntimeError: out of memory"}
     with pytest.raises(RuntimeError):
-        peers.admit(["broken"], "broken", make, {})
+        peers.admit([peers.OURS], fail, {})
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def compare_ways(lab: Lab, model: str) -> dict:
     """
     parameters = TINY_MODEL if lab.tiny else MODELS[model]
     made = ways(lab, parameters)
-    works, marks = peers.admit(made, OURS, lambda name: after_first(made[name]()), {})
+    works, marks = peers.admit(made, lambda name: after_first(made[name]()), {})
     times = dict(zip(works, take_turns(list(works.values()), lab.device, lab.rounds)))
     predicted = predicted_times(lab, parameters)
     rows = [row_of(name, times.get(name), marks.get(name)) | dict.fromkeys(predicted) for name in made]
