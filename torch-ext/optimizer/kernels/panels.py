@@ -107,9 +107,10 @@ def normalize(G, X, m, n, width, scale, eps, SIDE: tl.constexpr, WIDTH: tl.const
     for first in range(0, n, WIDTH):
         g = unit * load(G, first, m, n, SIDE, WIDTH)
         squares += g * g
-    norm = tl.sqrt(tl.sum(tl.sum(squares, 1), 0))
+    # Both round correctly. With `sqrt` and `/`, which do not, float32 would be less exact than its proof allows.
+    norm = tl.sqrt_rn(tl.sum(tl.sum(squares, 1), 0))
     least = tl.maximum(eps, TINY) * unit
-    factor = scale / tl.where(norm < least, least, norm)
+    factor = tl.div_rn(scale, tl.where(norm < least, least, norm))
     for first in range(0, width, WIDTH):
         store(unit * load(G, first, m, n, SIDE, WIDTH) * factor, X, first, SIDE, WIDTH)
     tl.debug_barrier()
