@@ -1,4 +1,4 @@
-"""The model of the compiled product and of a step, which no GPU has run: what it must say whatever its rates are."""
+"""What the model of the compiled product and of a step must say, whatever its rates are."""
 
 from __future__ import annotations
 

@@ -61,7 +61,8 @@ def test_remainder_zero_says_that_the_parameter_is_the_master(formula):
 
 @pytest.mark.parametrize("layout", [lambda x: x.mT, lambda x: x[:, ::2], lambda x: x[3], lambda x: x[0, 0]])
 def test_strides_do_not_matter(formula, layout):
-    master = torch.randn(12, 20, generator=torch.Generator().manual_seed(0))
+    drawn = torch.randn(12, 20, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
+    master = drawn.to(torch.get_default_device())
     parameter, remainder = split(formula, master)
     assert torch.equal(formula.joined(layout(parameter), layout(remainder)), layout(master))
     formula.split_(layout(parameter), layout(remainder), 2 * layout(master))

@@ -30,8 +30,8 @@ def formula(kernel):
 
 
 def random(shape, seed: int, dtype=torch.float32) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).to(torch.get_default_device(), dtype)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.randn(shape, generator=generator, device="cpu").to(torch.get_default_device(), dtype)
 
 
 def halves_of(formula, master: Tensor) -> tuple[Tensor, Tensor]:

@@ -36,7 +36,7 @@ def trained(kernel, device: str, around, **settings) -> list[torch.Tensor]:
     draw = torch.Generator().manual_seed(0)
 
     def random(shape):
-        return torch.randn(shape, generator=draw, dtype=torch.float32).to(device)
+        return torch.randn(shape, generator=draw, device="cpu", dtype=torch.float32).to(device)
 
     named = [(f"layers.{i}.weight", nn.Parameter(random(shape))) for i, shape in enumerate(SHAPES)]
     named.append(("norm.bias", nn.Parameter(random((24,)))))

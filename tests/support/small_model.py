@@ -15,7 +15,8 @@ def named_parameters(dtype=torch.float32, seed=0):
     shapes = {
         "wte.weight": (40, 12), "up.weight": (24, 12), "up.bias": (24,), "down.weight": (12, 24), "norm.weight": (12,),
     }  # fmt: skip
-    return {name: Parameter(torch.randn(shape, generator=generator).to(dtype)) for name, shape in shapes.items()}
+    values = {name: torch.randn(shape, generator=generator, device="cpu") for name, shape in shapes.items()}
+    return {name: Parameter(value.to(torch.get_default_device(), dtype)) for name, value in values.items()}
 
 
 def matrix(rows, cols, seed, dtype=torch.float32):
@@ -24,7 +25,7 @@ def matrix(rows, cols, seed, dtype=torch.float32):
 
 def gradient_of(name, p, seed):
     generator = torch.Generator().manual_seed(1000 * seed + zlib.crc32(name.encode()) % 1000)
-    return torch.randn(p.shape, generator=generator).to(p.dtype)
+    return torch.randn(p.shape, generator=generator, device="cpu").to(p.device, p.dtype)
 
 
 def set_gradients(params, seed, without=()):
