@@ -96,7 +96,7 @@ NVIDIA = """\
 
 The compiled variant for CUDA has code for the compute capabilities {archs}. So it runs on a T4 (7.5) and on every newer
 GPU. Code also runs on newer capabilities with the same first number: that for 8.0 runs on 8.6, for example. The driver
-translates PTX for all that are newer still. Of these GPUs only an H200 has run it.
+translates PTX for all that are newer still. The only GPU that has run it is an H200.
 
 If the current device is older, `get_kernel` refuses to load. If another one is, the first optimizer, `orthogonalize` or
 `tune` that meets it raises ValueError with its name and capability; an import must not touch a device, so it does not

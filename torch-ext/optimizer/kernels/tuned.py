@@ -85,8 +85,8 @@ _IN_SCRATCH = {
 }
 _STAGES_IN_SCRATCH = 2
 # The same with squares on the chip, with the number of stages: by rows, then by generation (9 is 9.0). Of others some
-# spill, some do not compile, and some have not been tried. With 128 rows the code that Triton 3.6 compiles for 9.0
-# reads outside shared memory.
+# spill, some do not compile, and some have not been tried. What Triton 3.6 compiles for 9.0 with 128 rows is
+# wrong on an H200: some of it reads outside shared memory, which loses the GPU.
 _ON_CHIP = {
     16: dict.fromkeys((8, 9, 10, 12), (((16, 16), 1, 2),)),
     32: dict.fromkeys((8, 9, 10, 12), (((32, 32), 4, 2),)),
