@@ -1,14 +1,36 @@
 // A CUDA driver that does nothing: what Triton's launcher asks of one, answered as an H100 would, at once.
 #include <cuda.h>
+#include <string.h>
 
 #define DONE CUDA_SUCCESS
 
 static long launched;
+static const long* kept_sizes;
+static char* kept;
 
 long launches_so_far(void) { return launched; }
 
+// From here on each launch leaves in `to` its grid, threads of a block, shared memory, function, stream, and its
+// parameters, whose sizes end with a 0; with `to` null none does.
+void keep_launches(char* to, const long* sizes) {
+  kept = to;
+  kept_sizes = sizes;
+}
+
+static void keep(const CUlaunchConfig* config, CUfunction function, void** parameters) {
+  const long facts[] = {config->gridDimX,       config->gridDimY,  config->gridDimZ,     config->blockDimX,
+                        config->sharedMemBytes, (long)function,    (long)config->hStream};
+  char* to = memcpy(kept, facts, sizeof(facts)) + sizeof(facts);
+  for (const long* size = kept_sizes; *size; to += *size++) {
+    memcpy(to, *parameters++, *size);
+  }
+}
+
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** parameters, void** extra) {
   ++launched;
+  if (kept) {
+    keep(config, function, parameters);
+  }
   return DONE;
 }
 
@@ -16,6 +38,13 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
                                 const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
                                 const cuuint32_t* steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
                                 CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+  cuuint64_t facts[16] = {(cuuint64_t)address, type, swizzle, fill, rank};  // all that tells two descriptors apart
+  for (cuuint32_t i = 0; i < rank && i < 3; ++i) {
+    facts[5 + i] = sizes[i];
+    facts[8 + i] = i + 1 < rank ? strides[i] : 0;
+    facts[11 + i] = box[i];
+  }
+  memcpy(map, facts, sizeof(facts));
   return DONE;
 }
 
@@ -80,11 +109,19 @@ CUresult cuDeviceGet(CUdevice* device, int ordinal) {
   return DONE;
 }
 
+CUresult cuCtxGetDevice(CUdevice* device) { return cuDeviceGet(device, 0); }
+
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
+  *status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return DONE;
+}
+
 CUresult cuCtxGetLimit(size_t* value, CUlimit limit) {
   *value = 0;
   return DONE;
 }
 
+CUresult cuModuleUnload(CUmodule module) { return DONE; }
 CUresult cuInit(unsigned flags) { return DONE; }
 CUresult cuCtxSetCurrent(CUcontext context) { return DONE; }
 CUresult cuCtxSetLimit(CUlimit limit, size_t value) { return DONE; }

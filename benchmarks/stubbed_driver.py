@@ -5,7 +5,11 @@ All of Triton runs as with a GPU, including its part in C. Only what the driver 
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import functools
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,23 +35,30 @@ class StubbedGPU(compiled.AbsentGPU):
     utils: Any = None  # Triton's functions in C, once they are compiled
 
 
-def build(folder: Path) -> ctypes.CDLL:
-    """Return the driver, compiled into `folder` and loaded under the name that Triton looks for."""
+@functools.cache
+def build() -> ctypes.CDLL:
+    """Return the driver, compiled and loaded under the name that Triton looks for.
+
+    It is there until the process ends, because Triton asks once for each function of a driver.
+    """
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
     library = folder / "libcuda.so.1"
     run(["cc", "-shared", "-fPIC", "-O2", f"-I{INCLUDE}", "-Wl,-soname,libcuda.so.1", "-o", library, SOURCE])
     (folder / "libcuda.so").symlink_to(library)  # the name that linkers look for
-    return ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    driver = ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    triton.knobs.nvidia.libcuda_path = str(folder)
+    StubbedGPU.utils = nvidia.CudaUtils()
+    return driver
 
 
 @contextmanager
-def stubbed_gpu(gpu: str, package: Path, folder: Path, module: ModuleType | None = None) -> Iterator[ctypes.CDLL]:
+def stubbed_gpu(gpu: str, package: Path, module: ModuleType | None = None) -> Iterator[ctypes.CDLL]:
     """Make launches of a package run on CPU tensors as on `gpu`; the driver's `launches_so_far` counts them.
 
-    The driver is built in `folder`; `module` is as in `absent_gpu`.
+    `module` is as in `absent_gpu`.
     """
-    driver = build(folder)
-    triton.knobs.nvidia.libcuda_path = str(folder)
-    StubbedGPU.utils = nvidia.CudaUtils()
+    driver = build()
     with (
         mock.patch.object(compiled, "AbsentGPU", StubbedGPU),
         mock.patch.object(torch.cuda, "get_device_name", lambda device: "a stubbed GPU"),

@@ -13,7 +13,6 @@ processor time on one thread.
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -119,8 +118,7 @@ def measure(kernel: ModuleType, parameters: Sequence[Parameter], rounds: int) ->
     """Return the row of each way of launching."""
     variant = Path(kernel.__file__).parent
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        driver = stack.enter_context(stubbed_gpu(GPU, variant, folder, kernel.kernels.symmetric_gemm))
+        driver = stack.enter_context(stubbed_gpu(GPU, variant, kernel.kernels.symmetric_gemm))
         gpu_like(kernel, parameters, stack)
         stack.callback(lambda ops: None, empty_ops(read_metadata(variant)["id"]))
         optimizer = build(kernel, parameters)

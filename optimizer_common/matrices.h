@@ -36,7 +36,8 @@ struct Matrix {
   View views[N];
   int64_t index;  // in the list
   int64_t tile_rows, tile_cols;
-  int64_t first_tile;  // in the list
+  int64_t tiles_across, tiles;  // in a row of tiles, and in all
+  int64_t first_tile;           // in the list
   Squares squares = Squares::kUnused;
 };
 
@@ -49,16 +50,19 @@ OPTIMIZER_INLINE int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-template <int N>
-OPTIMIZER_INLINE int64_t tile_count(const Matrix<N>& m) {
-  return ceil_div(m.rows, m.tile_rows) * ceil_div(m.cols, m.tile_cols);
+// a / b of numbers of tiles. A launch on a GPU has fewer than 2^31, and dividing 64 bits takes it a hundred instructions.
+OPTIMIZER_INLINE int64_t quotient_of_tiles(int64_t a, int64_t b) {
+#ifdef __CUDA_ARCH__
+  return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+#else
+  return a / b;
+#endif
 }
 
 template <int N>
 OPTIMIZER_INLINE Box tile_box(const Matrix<N>& m, int64_t tile) {
-  const int64_t across = ceil_div(m.cols, m.tile_cols);
-  const int64_t row = (tile - m.first_tile) / across * m.tile_rows;
-  const int64_t col = (tile - m.first_tile) % across * m.tile_cols;
+  const int64_t number = tile - m.first_tile, down = quotient_of_tiles(number, m.tiles_across);
+  const int64_t row = down * m.tile_rows, col = (number - down * m.tiles_across) * m.tile_cols;
   const int64_t rows = m.rows - row < m.tile_rows ? m.rows - row : m.tile_rows;
   const int64_t cols = m.cols - col < m.tile_cols ? m.cols - col : m.tile_cols;
   return {row, col, rows, cols};
@@ -152,6 +156,8 @@ OPTIMIZER_INLINE void cut(Matrix<N>& m, bool by_runs) {
   const int64_t longest = m.cols < 1 ? 1 : m.cols < kTileArea ? m.cols : kTileArea;
   m.tile_cols = by_runs ? longest : kTileSide;
   m.tile_rows = by_runs ? kTileArea / m.tile_cols : kTileSide;
+  m.tiles_across = ceil_div(m.cols, m.tile_cols);
+  m.tiles = ceil_div(m.rows, m.tile_rows) * m.tiles_across;
 }
 
 }  // namespace optimizer

@@ -57,7 +57,7 @@ OPTIMIZER_INLINE Matrix<2> matrix_at(const MovedTensors& t, const MovedBlock& b,
 
 // The matrix of a block that holds the tile.
 OPTIMIZER_INLINE Matrix<2> matrix_of_tile(const MovedTensors& t, const MovedBlock& b, int64_t tile) {
-  const int64_t tiles = tile_count(matrix_at(t, b, 0)), i = (tile - b.first_tile) / tiles;
+  const int64_t tiles = matrix_at(t, b, 0).tiles, i = quotient_of_tiles(tile - b.first_tile, tiles);
   Matrix<2> m = matrix_at(t, b, i);
   m.first_tile = b.first_tile + i * tiles;
   return m;
@@ -153,7 +153,7 @@ inline MoveBlocks check_move_blocks(const Tensor& matrices, const Tensor& buffer
                            static_cast<int32_t>(b.rows),
                            static_cast<int32_t>(b.cols),
                            static_cast<int32_t>(call.tiles)};
-    const int64_t tiles = tile_count(matrix_at(call.tensors, moved, 0));
+    const int64_t tiles = matrix_at(call.tensors, moved, 0).tiles;
     STD_TORCH_CHECK(b.count <= (std::numeric_limits<int32_t>::max() - call.tiles) / tiles, "blocks[", i,
                     "] and those before it are more than one call can have: 2^31 tiles of up to ", kTileArea,
                     " elements");

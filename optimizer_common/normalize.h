@@ -16,13 +16,13 @@ struct Batch {
   int64_t steps[2];  // bytes from a matrix to the next one
   int64_t count;     // 0 where the matrices are empty
 
-  OPTIMIZER_INLINE int64_t tiles() const { return count == 0 ? 0 : count * tile_count(first); }
+  OPTIMIZER_INLINE int64_t tiles() const { return count == 0 ? 0 : count * first.tiles; }
 
   // The matrix that holds a tile.
   OPTIMIZER_INLINE Matrix<2> matrix_of_tile(int64_t tile) const {
     Matrix<2> m = first;
-    m.index = tile / tile_count(first);
-    m.first_tile = m.index * tile_count(first);
+    m.index = quotient_of_tiles(tile, first.tiles);
+    m.first_tile = m.index * first.tiles;
     for (int k = 0; k < 2; ++k) {
       m.views[k].data += m.index * steps[k];
     }

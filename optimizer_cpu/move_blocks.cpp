@@ -81,7 +81,7 @@ void move_tile(const Matrix<2>& m, const Box& box) {
 
 // Adds the tiles that follow, up to `most` in all, to a box where they are one run or rows of one; returns how many.
 int64_t join(Box& box, const Matrix<2>& m, int64_t tile, int64_t most) {
-  const int64_t count = std::min(most, m.first_tile + tile_count(m) - tile);
+  const int64_t count = std::min(most, m.first_tile + m.tiles - tile);
   if (rows_are_runs(m) && m.rows == 1) {
     box.cols = std::min(count * m.tile_cols, m.cols - box.col);
     return count;

@@ -161,7 +161,7 @@ void for_each_tile(std::vector<Matrix<N>> list, const Work& work) {
   for (Matrix<N>& m : list) {
     cut(m, rows_are_runs(m) && m.squares != Squares::kByColumns);
     m.first_tile = tiles;
-    tiles += tile_count(m);
+    tiles += m.tiles;
   }
   share_tiles(tiles, [&](const Range& some) {
     const auto starts_later = [](int64_t tile, const Matrix<N>& m) { return tile < m.first_tile; };

@@ -1,8 +1,9 @@
 // descend_ on the GPU: one pass over parameters and updates, one thread block per tile.
 //
-// The formula of one element is in element.h, the checked arguments are in descend.h; tiles.cuh moves tiles and
-// launches kernels. Tiles whose rows are runs of memory are moved in chunks, the others through shared memory.
-// Where norms are wanted, squares.cuh sums the squares of the updates, also those of matrices that stay as they are.
+// The formula of one element is in element.h, the checked arguments are in descend.h; tiles.cuh launches kernels. Tiles
+// in which neighbours are neighbours in all tensors are moved in chunks, the others go through shared memory
+// (exchange.cuh). Where norms are wanted, squares.cuh sums the squares of the updates, also those of matrices that stay
+// as they are.
 #include "../optimizer_common/descend.h"
 #include "squares.cuh"
 
@@ -29,8 +30,12 @@ struct DescendLaunch {
 };
 static_assert(sizeof(DescendLaunch) <= kMostParameterBytes);
 
+// What a kernel can do besides the plain step, for which the others need no registers: look at the places of elements,
+// and join halves, too.
+enum class Kind { kPlain, kPlaced, kJoined };
+
 // The step of one matrix.
-template <class T>
+template <class T, Kind kind>
 struct Step {
   Descent<T> by;
   Place place;
@@ -40,6 +45,9 @@ struct Step {
   Grid<T> grid;
 
   __device__ T operator()(T parameter, T update, int64_t row, int64_t col) const {
+    if constexpr (kind == Kind::kPlain) {
+      return descend(parameter, update, by, T(1));
+    }
     const T result = descend(parameter, update, by, row_scale ? T(row_scale[place.first_row + row]) : T(1));
     if (!rounds_stochastically) {
       return result;
@@ -49,8 +57,8 @@ struct Step {
   }
 };
 
-template <class T>
-__device__ Step<T> make_step(const DescendLaunch& call, const DescendEntry& entry) {
+template <class T, Kind kind>
+__device__ Step<T, kind> make_step(const DescendLaunch& call, const DescendEntry& entry) {
   const int64_t i = entry.matrix.index;
   return {make_descent<T>(call.device_lr.get(i, entry.lr), call.device_weight_decay.get(i, entry.weight_decay),
                           call.device_multiplier.get(i, entry.multiplier), call.decay_mode),
@@ -72,90 +80,133 @@ __device__ void split_chunk(T (&values)[kChunk], T (&remainder)[kChunk]) {
   }
 }
 
-// `updates` is written only where squares are summed.
-template <class T, bool has_remainder>
-__device__ void descend_chunks(Exchange<T>& updates, const DescendLaunch& call, const DescendEntry& entry,
-                               const Box& box, const Step<T>& step) {
+// Moves the parameters of a chunk by `update`; `in_chunks`: whether one access takes a whole chunk of them.
+template <class T, Kind kind>
+__device__ void descend_chunk(const T (&update)[kChunk], const DescendLaunch& call, const Matrix<3>& m, const Box& box,
+                              const Chunk& chunk, const Step<T, kind>& step, bool in_chunks) {
+  const auto at = [&](int k) { return address(m.views[k], call.dtypes[k], box.row + chunk.row, box.col + chunk.col); };
+  T parameter[kChunk], remainder[kChunk];
+  load(parameter, call.dtypes[kParameter], at(kParameter), chunk.count, in_chunks);
+  if constexpr (kind == Kind::kJoined) {
+    load(remainder, call.dtypes[kRemainder], at(kRemainder), chunk.count, in_chunks);
+  }
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    if constexpr (kind == Kind::kJoined) {
+      parameter[i] = join<T>({parameter[i], remainder[i]});
+    }
+    parameter[i] = step(parameter[i], update[i], box.row + chunk.row_of(i), box.col + chunk.col_of(i));
+  }
+  if constexpr (kind == Kind::kJoined) {
+    split_chunk(parameter, remainder);
+    store(remainder, call.dtypes[kRemainder], at(kRemainder), chunk.count, in_chunks);
+  }
+  store(parameter, call.dtypes[kParameter], at(kParameter), chunk.count, in_chunks);
+}
+
+template <class T>
+__device__ void load_updates(T (&update)[kChunk], const DescendLaunch& call, const DescendEntry& entry, const Box& box,
+                             const Chunk& chunk) {
+  const ScalarType dtype = call.dtypes[kUpdate];
+  const char* from = address(entry.matrix.views[kUpdate], dtype, box.row + chunk.row, box.col + chunk.col);
+  load(update, dtype, from, chunk.count, entry.is_direct);
+}
+
+// Returns the calling thread's part of the squares, if they are wanted.
+template <class T, Kind kind>
+__device__ double descend_square(Exchange<T>& tile, const DescendLaunch& call, const DescendEntry& entry,
+                                 const Box& box, const Step<T, kind>& step, bool is_open) {
   const Matrix<3>& m = entry.matrix;
-  for_each_chunk(box, [&](int row, int col, int count) {
-    const auto at = [&](int k) { return address(m.views[k], call.dtypes[k], box.row + row, box.col + col); };
-    T parameter[kChunk], update[kChunk], remainder[kChunk];
-    load(parameter, call.dtypes[kParameter], at(kParameter), count, entry.aligned);
-    load(update, call.dtypes[kUpdate], at(kUpdate), count, entry.aligned);
-    if constexpr (has_remainder) {
-      load(remainder, call.dtypes[kRemainder], at(kRemainder), count, entry.aligned);
+  const bool along_rows = lies_along_rows(m.views[kParameter]);
+  const bool sums_chunks = call.sums && sums_along_rows(m.squares) == along_rows;
+  double squares = 0;
+  for_each_chunk_of_tile(box, along_rows, [&](const Chunk& chunk, int) {
+    T update[kChunk];
+    load_updates(update, call, entry, box, chunk);
+    if (is_open) {
+      descend_chunk<T, kind>(update, call, m, box, chunk, step, true);
     }
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
-      if constexpr (has_remainder) {
-        parameter[i] = join<T>({parameter[i], remainder[i]});
-      }
-      parameter[i] = step(parameter[i], update[i], box.row + row, box.col + col + i);
-    }
-    if constexpr (has_remainder) {
-      split_chunk(parameter, remainder);
-      store(remainder, call.dtypes[kRemainder], at(kRemainder), count, entry.aligned);
-    }
-    store(parameter, call.dtypes[kParameter], at(kParameter), count, entry.aligned);
-    if (call.sums) {
-#pragma unroll
-      for (int i = 0; i < kChunk; ++i) {
-        updates[row][col + i] = update[i];
-      }
+    if (sums_chunks) {  // of floats, whatever T is
+      squares = add_squares(squares, update, chunk.count, ScalarType::Float);
+    } else if (call.sums) {
+      to_tile(tile, update, chunk);
     }
   });
-  if (call.sums) {
+  if (call.sums && !sums_chunks) {
     __syncthreads();
+    squares = squares_of_tile(tile, ScalarType::Float, m.squares, box);
+  }
+  return squares;
+}
+
+template <class T, Kind kind>
+__device__ void descend_place(T update, const DescendLaunch& call, const Matrix<3>& m, int64_t row, int64_t col,
+                              const Step<T, kind>& step) {
+  const auto at = [&](int k) { return address(m.views[k], call.dtypes[k], row, col); };
+  const T parameter = load_one<T>(call.dtypes[kParameter], at(kParameter));
+  if constexpr (kind == Kind::kJoined) {
+    const T joined = join<T>({parameter, load_one<T>(call.dtypes[kRemainder], at(kRemainder))});
+    const Halves<T> halves = split(step(joined, update, row, col));
+    store_one(halves.remainder, call.dtypes[kRemainder], at(kRemainder));
+    store_one(halves.upper, call.dtypes[kParameter], at(kParameter));
+  } else {
+    store_one(step(parameter, update, row, col), call.dtypes[kParameter], at(kParameter));
   }
 }
 
-// Only reads the updates of a matrix that is not open.
-template <class T, bool has_remainder>
-__device__ void descend_elements(Exchange<T>& updates, const DescendLaunch& call, const Matrix<3>& m, const Box& box,
-                                 const Step<T>& step, bool is_open) {
-  const auto at = [&](int k, int row, int col) {
-    return address(m.views[k], call.dtypes[k], box.row + row, box.col + col);
-  };
-  for_each_element(box, m.views[kUpdate], [&](int row, int col) {
-    updates[row][col] = load_one<T>(call.dtypes[kUpdate], at(kUpdate, row, col));
-  });
-  __syncthreads();
-  if (!is_open) {
-    return;
+// Moves parameters by the updates in a tile.
+template <class T, Kind kind>
+__device__ void descend_tile(const Exchange<T>& updates, const DescendLaunch& call, const DescendEntry& entry,
+                             const Box& box, const Step<T, kind>& step) {
+  const Matrix<3>& m = entry.matrix;
+  const bool along_rows = lies_along_rows(m.views[kParameter]);
+  if (entry.in_chunks[kParameter] && entry.in_chunks[kRemainder] &&
+      lies_along_rows(m.views[kRemainder]) == along_rows) {
+    for_each_chunk_of_tile(box, along_rows, [&](const Chunk& chunk, int) {
+      T update[kChunk];
+      from_tile(update, updates, chunk);
+      descend_chunk<T, kind>(update, call, m, box, chunk, step, true);
+    });
+  } else {
+    for_each_place(box, m.views[kParameter], [&](int row, int col, int) {
+      descend_place<T, kind>(updates[row][col], call, m, box.row + row, box.col + col, step);
+    });
   }
-  for_each_element(box, m.views[kParameter], [&](int row, int col) {
-    char* place = at(kParameter, row, col);
-    const T parameter = load_one<T>(call.dtypes[kParameter], place);
-    if constexpr (has_remainder) {
-      char* rest = at(kRemainder, row, col);
-      const T joined = join<T>({parameter, load_one<T>(call.dtypes[kRemainder], rest)});
-      const Halves<T> halves = split(step(joined, updates[row][col], box.row + row, box.col + col));
-      store_one(halves.remainder, call.dtypes[kRemainder], rest);
-      store_one(halves.upper, call.dtypes[kParameter], place);
-    } else {
-      store_one(step(parameter, updates[row][col], box.row + row, box.col + col), call.dtypes[kParameter], place);
-    }
-  });
 }
 
-// Kernels of their own for halves, whose registers the others need not hold.
-template <class T, bool has_remainder>
-__global__ void __launch_bounds__(kThreads) descend_kernel(const __grid_constant__ DescendLaunch call) {
+template <class T, Kind kind>
+__global__ void __launch_bounds__(kThreads, kind == Kind::kPlain ? kManyBlocks : kFewBlocks)
+    descend_kernel(const __grid_constant__ DescendLaunch call) {
   __shared__ Exchange<T> updates;
   const DescendEntry& entry = find_entry(call, blockIdx.x);
   const bool is_open = entry.is_open && call.device_gate.is_open(entry.matrix.index);
   if (!is_open && !call.sums) {
     return;
   }
-  const Box box = tile_box(entry.matrix, blockIdx.x);
-  const Step<T> step = make_step<T>(call, entry);
-  if (entry.by_runs && is_open) {
-    descend_chunks<T, has_remainder>(updates, call, entry, box, step);
-  } else {
-    descend_elements<T, has_remainder>(updates, call, entry.matrix, box, step, is_open);
+  const Matrix<3>& m = entry.matrix;
+  const Box box = tile_box(m, blockIdx.x);
+  const Step<T, kind> step = make_step<T, kind>(call, entry);
+  if (entry.by_runs) {
+    for_each_chunk(box, [&](const Chunk& chunk) {
+      T update[kChunk];
+      load_updates(update, call, entry, box, chunk);
+      descend_chunk<T, kind>(update, call, m, box, chunk, step, entry.is_direct);
+    });
+    return;
   }
-  if (call.sums) {  // of floats, whatever T is
-    write_tile_sum(call.sums, updates, ScalarType::Float, entry.matrix, box);
+  double squares = 0;
+  if (entry.is_direct) {
+    squares = descend_square<T, kind>(updates, call, entry, box, step, is_open);
+  } else {
+    load_tile(updates, m.views[kUpdate], call.dtypes[kUpdate], box, entry.in_chunks[kUpdate]);
+    __syncthreads();
+    if (is_open) {
+      descend_tile<T, kind>(updates, call, entry, box, step);
+    }
+    squares = call.sums ? squares_of_tile(updates, ScalarType::Float, m.squares, box) : 0;
+  }
+  if (call.sums) {
+    write_tile_sum(call.sums, squares, m, box);
   }
 }
 
@@ -172,9 +223,11 @@ void descend_cuda(const Descend& call) {
   parameters.device_multiplier = call.multiplier.where(kDevice);
   parameters.device_seeds = call.seeds.where(kDevice);
   parameters.device_gate = call.gate.where(kDevice);
-  const auto plain = call.in_double() ? descend_kernel<double, false> : descend_kernel<float, false>;
-  const auto joined = call.in_double() ? descend_kernel<double, true> : descend_kernel<float, true>;
-  const auto kernel = call.has_remainder ? joined : plain;
+  const bool is_placed = call.row_scale || parameters.rounds_stochastically;
+  const auto placed = call.in_double() ? descend_kernel<double, Kind::kPlaced> : descend_kernel<float, Kind::kPlaced>;
+  const auto joined = call.in_double() ? descend_kernel<double, Kind::kJoined> : descend_kernel<float, Kind::kJoined>;
+  const auto plain = call.in_double() ? placed : descend_kernel<float, Kind::kPlain>;
+  const auto kernel = call.has_remainder ? joined : is_placed ? placed : plain;
   const auto fill = [&](DescendEntry& entry) {
     const int64_t i = entry.matrix.index;
     entry.place = call.places[i];

@@ -3,13 +3,12 @@
 // The checked arguments are in move_blocks.h; tiles.cuh launches kernels. Tiles whose rows are runs of memory are moved
 // in chunks that start where the target can take them in one access, the others through shared memory.
 #include "../optimizer_common/move_blocks.h"
-#include "tiles.cuh"
+#include "exchange.cuh"
 
 namespace optimizer {
 namespace {
 
 constexpr int kBlocks = 640;
-constexpr int kAccess = 16;  // bytes, the widest there is
 
 struct MoveLaunch {
   MovedBlock blocks[kBlocks];

@@ -11,8 +11,13 @@
 namespace optimizer {
 namespace {
 
+// A batch cut into square tiles, and how its tensors lie; as in an Entry.
+struct TiledBatch : Batch {
+  bool in_chunks[2], is_direct;
+};
+
 struct SquaresLaunch {
-  Batch batch;
+  TiledBatch batch;
   double* sums;  // of each tile
   int64_t count;
 };
@@ -25,41 +30,36 @@ struct RootsLaunch {
 };
 
 struct NormalizeLaunch {
-  Batch batch;
+  TiledBatch batch;
   const double* norms;
   double eps, scale;
   int64_t count;
 };
 
-template <class Stored>
-__device__ Stored& element(const View& view, const Box& box, int row, int col) {
-  const int64_t place = (box.row + row) * view.row_stride + (box.col + col) * view.col_stride;
-  return reinterpret_cast<Stored*>(view.data)[place];
-}
-
-// The dtype is looked at before the loop, and all elements of a thread are loaded before one is stored: a load behind a
-// store would wait for it, as it might be of the same place for all that the compiler knows.
-__device__ void load_tile(Exchange<float>& tile, const Batch& batch, const Matrix<2>& m, const Box& box) {
-  const View& view = m.views[kGiven];
-  float values[kPlaces];
-  with_stored(batch.dtypes[kGiven], [&](auto stored) {
-    for_each_place(box, view, [&](int row, int col, int i) {
-      values[i] = widen<float>(element<decltype(stored)>(view, box, row, col));
-    });
-  });
-  for_each_place(box, view, [&](int row, int col, int i) { tile[row][col] = values[i]; });
+__device__ void load_given(Exchange<float>& tile, const TiledBatch& batch, const Matrix<2>& m, const Box& box) {
+  load_tile(tile, m.views[kGiven], batch.dtypes[kGiven], box, batch.in_chunks[kGiven]);
   __syncthreads();
 }
 
-// Stores each element times by(row).
+// Multiplies each element by by(row).
 template <class By>
-__device__ void store_tile(const Exchange<float>& tile, const By& by, const Batch& batch, const Matrix<2>& m,
-                           const Box& box) {
-  with_stored(batch.dtypes[kNormalized], [&](auto stored) {
-    using Stored = decltype(stored);
-    for_each_place(box, m.views[kNormalized], [&](int row, int col, int) {
-      element<Stored>(m.views[kNormalized], box, row, col) = narrow<Stored>(tile[row][col] * by(row));
-    });
+__device__ void scale(Exchange<float>& tile, const By& by, const TiledBatch& batch, const Matrix<2>& m,
+                      const Box& box) {
+  if (!batch.is_direct) {
+    load_given(tile, batch, m, box);
+    const auto scaled = [&](int row, int col) { return tile[row][col] * by(row); };
+    return store_tile<float>(scaled, m.views[kNormalized], batch.dtypes[kNormalized], box,
+                             batch.in_chunks[kNormalized]);
+  }
+  for_each_chunk_of_tile(box, lies_along_rows(m.views[kGiven]), [&](const Chunk& at, int) {
+    const auto place = [&](int k) { return address(m.views[k], batch.dtypes[k], box.row + at.row, box.col + at.col); };
+    float values[kChunk];
+    load(values, batch.dtypes[kGiven], place(kGiven), at.count, true);
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      values[i] *= by(at.row_of(i));
+    }
+    store(values, batch.dtypes[kNormalized], place(kNormalized), at.count, true);
   });
 }
 
@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(kThreads) sum_squares(const __grid_constant__ 
   __shared__ Exchange<float> tile;
   const Matrix<2> m = call.batch.matrix_of_tile(blockIdx.x);
   const Box box = tile_box(m, blockIdx.x);
-  load_tile(tile, call.batch, m, box);
-  write_tile_sum(call.sums, tile, ScalarType::Float, m, box);
+  load_given(tile, call.batch, m, box);
+  write_tile_sum(call.sums, squares_of_tile(tile, ScalarType::Float, m.squares, box), m, box);
 }
 
 __global__ void __launch_bounds__(kThreads) take_roots(const __grid_constant__ RootsLaunch call) {
@@ -85,21 +85,18 @@ __global__ void __launch_bounds__(kThreads) take_roots(const __grid_constant__ R
 __global__ void __launch_bounds__(kThreads) scale_tiles(const __grid_constant__ NormalizeLaunch call) {
   __shared__ Exchange<float> tile;
   const Matrix<2> m = call.batch.matrix_of_tile(blockIdx.x);
-  const Box box = tile_box(m, blockIdx.x);
-  load_tile(tile, call.batch, m, box);
   const float by = multiplier_of(call.norms[m.index], call.eps, call.scale);
-  store_tile(tile, [&](int) { return by; }, call.batch, m, box);
+  scale(tile, [&](int) { return by; }, call.batch, m, tile_box(m, blockIdx.x));
 }
 
 __global__ void __launch_bounds__(kThreads) sum_lines(const __grid_constant__ SquaresLaunch call) {
   __shared__ Exchange<float> tile;
   const Matrix<2> m = call.batch.matrix_of_tile(blockIdx.x);
   const Box box = tile_box(m, blockIdx.x);
-  load_tile(tile, call.batch, m, box);
+  load_given(tile, call.batch, m, box);
   const int line = threadIdx.x;
   if (line < box.rows) {
-    const int64_t across = ceil_div(m.cols, kTileSide);
-    call.sums[(box.row + line) * across + box.col / kTileSide] = sum_of_line(tile[line], box.cols);
+    call.sums[(box.row + line) * m.tiles_across + box.col / kTileSide] = sum_of_line(tile[line], box.cols);
   }
 }
 
@@ -111,14 +108,15 @@ __global__ void __launch_bounds__(kThreads) scale_lines(const __grid_constant__ 
   if (threadIdx.x < box.rows) {
     by[threadIdx.x] = multiplier_of(call.norms[box.row + threadIdx.x], call.eps, call.scale);
   }
-  load_tile(tile, call.batch, m, box);  // with a barrier
-  store_tile(tile, [&](int row) { return by[row]; }, call.batch, m, box);
+  __syncthreads();
+  scale(tile, [&](int row) { return by[row]; }, call.batch, m, box);
 }
 
 bool has_lines(const Batch& batch) { return batch.first.rows == 1 && batch.count > 1; }
 
 // Cut into square tiles: of each matrix, or, if they are lines, of the one matrix that they are together.
-Batch cut_squarely(Batch batch) {
+TiledBatch cut_squarely(const Batch& given) {
+  TiledBatch batch{given};
   if (has_lines(batch)) {
     batch.first.rows = batch.count;
     for (int k = 0; k < 2; ++k) {
@@ -127,6 +125,12 @@ Batch cut_squarely(Batch batch) {
     batch.count = 1;
   }
   cut(batch.first, false);
+  for (int k = 0; k < 2; ++k) {
+    const bool matrices_too = batch.count == 1 || batch.steps[k] % kAccess == 0;
+    batch.in_chunks[k] = matrices_too && lies_in_chunks(batch.first, k, batch.dtypes);
+  }
+  batch.is_direct = batch.in_chunks[0] && batch.in_chunks[1] &&
+                    lies_along_rows(batch.first.views[0]) == lies_along_rows(batch.first.views[1]);
   return batch;
 }
 
@@ -150,8 +154,8 @@ void norms_of_tiles(const Tensor& norms, const Tensor& sums, int32_t device) {
 
 void frobenius_norm_cuda(const FrobeniusNorm& call) {
   const torch::stable::accelerator::DeviceGuard guard(call.device);
-  const Batch batch = cut_squarely(call.batch);
-  const int64_t across = ceil_div(batch.first.cols, kTileSide);
+  const TiledBatch batch = cut_squarely(call.batch);
+  const int64_t across = batch.first.tiles_across;
   const Tensor sums = tile_sums(call.norms, has_lines(call.batch) ? call.batch.count * across : batch.tiles());
   if (batch.tiles() > 0) {
     const SquaresLaunch parameters{batch, static_cast<double*>(sums.mutable_data_ptr()), call.batch.count};
@@ -162,7 +166,7 @@ void frobenius_norm_cuda(const FrobeniusNorm& call) {
 
 void normalize_cuda(const Normalize& call) {
   const torch::stable::accelerator::DeviceGuard guard(call.device);
-  const Batch batch = cut_squarely(call.batch);
+  const TiledBatch batch = cut_squarely(call.batch);
   if (batch.tiles() > 0) {
     const NormalizeLaunch parameters{batch, call.norms, call.eps, call.scale, call.batch.count};
     launch(has_lines(call.batch) ? scale_lines : scale_tiles, parameters, batch.tiles(), call.device);

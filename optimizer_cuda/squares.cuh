@@ -1,11 +1,12 @@
 // Squares on the GPU, summed in an order that follows from a matrix's size alone: the pass that reads a matrix and the
 // one that makes it give its norm the same bits.
 //
-// A block sums the squares of a square tile in shared memory, along the lines that `Matrix::squares` names. Then a
-// block for each matrix adds what its tiles have, tile by tile along those lines.
+// The thread that has a chunk of a square tile, along the lines that `Matrix::squares` names, adds its squares one by
+// one; if it has two, those of the second to the sum of the first. A block adds what its threads have. Then a block for
+// each matrix adds what its tiles have, tile by tile along those lines.
 #pragma once
 
-#include "tiles.cuh"
+#include "exchange.cuh"
 
 namespace optimizer {
 
@@ -17,70 +18,80 @@ void norms_of_tiles(const Tensor& norms, const Tensor& sums, int32_t device);
 
 // The sum of what all threads of a block have, in one order; thread 0 gets it.
 __device__ inline double sum_of_block(double one) {
-  __shared__ double sums[kThreads];
-  sums[threadIdx.x] = one;
-  for (int half = kThreads / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.x < half) {
-      sums[threadIdx.x] += sums[threadIdx.x + half];
+  constexpr int kSums = 16;
+  __shared__ double ones[kThreads], sums[kSums];
+  ones[threadIdx.x] = one;
+  __syncthreads();
+  if (threadIdx.x < kSums) {
+    double sum = 0;
+#pragma unroll
+    for (int i = threadIdx.x; i < kThreads; i += kSums) {
+      sum += ones[i];
+    }
+    sums[threadIdx.x] = sum;
+  }
+  __syncthreads();
+  double sum = 0;
+  if (threadIdx.x == 0) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      sum += sums[i];
     }
   }
-  return sums[threadIdx.x];
+  return sum;
 }
 
-// Adds the second half of the sums to the first, and so on until one is left. Each number has its function, because
-// the compiler keeps them in registers only if it knows every place.
-template <int kHalf>
-__device__ void add_halves(double (&sums)[kTileSide]) {
-#pragma unroll
-  for (int at = 0; at < kHalf; ++at) {
-    sums[at] += sums[at + kHalf];
-  }
-  if constexpr (kHalf > 1) {
-    add_halves<kHalf / 2>(sums);
-  }
-}
-
-// The sum of the squares of one row of a tile, by one thread, in the order in which a block adds those of a tile with
-// one row.
-__device__ inline double sum_of_line(const float (&row)[kTileSide + 1], int length) {
-  double sums[kTileSide];
-#pragma unroll
-  for (int at = 0; at < kTileSide; ++at) {
-    const double x = at < length ? row[at] : 0.0f;
-    sums[at] = x * x;
-  }
-  add_halves<kTileSide / 2>(sums);
-  return sums[0];
-}
-
-// The calling thread's part of a tile's squares, of its elements as this dtype stores them. The square of a float is
-// exact in double: whether a compiler contracts this changes no bit, and nothing overflows.
+// Adds to `sum` the squares of `count` elements as a tensor of this dtype stores them. The square of a float is exact
+// in double: whether a compiler contracts this changes no bit, and nothing overflows.
 template <class T>
-__device__ double sum_of_thread(const Exchange<T>& tile, ScalarType dtype, int lines, int length, bool by_columns) {
-  double sum = 0;
-  const int at = threadIdx.x % kTileSide;
-  with_stored(dtype, [&](auto stored) {
-    for (int line = threadIdx.x / kTileSide; at < length && line < lines; line += kThreads / kTileSide) {
-      const T value = by_columns ? tile[at][line] : tile[line][at];
-      const double x = widen<float>(narrow<decltype(stored)>(value));
+__device__ double add_squares(double sum, const T (&values)[kChunk], int count, ScalarType dtype) {
+  with_stored_beside<T>(dtype, [&](auto stored) {
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      const double x = i < count ? widen<float>(narrow<decltype(stored)>(values[i])) : 0.0f;
       sum += x * x;
     }
   });
   return sum;
 }
 
-// Writes the sum of a tile's squares to the place that it has among those of all matrices, which have one size. A
-// barrier must lie behind the last element that any thread has written to the tile.
-template <int N, class T>
-__device__ void write_tile_sum(double* sums, const Exchange<T>& tile, ScalarType dtype, const Matrix<N>& m,
-                               const Box& box) {
-  const bool by_columns = m.squares == Squares::kByColumns;
+inline __device__ bool sums_along_rows(Squares squares) { return squares == Squares::kByRows; }
+
+// The calling thread's part of the squares of a tile in shared memory, behind a barrier.
+template <class T>
+__device__ double squares_of_tile(const Exchange<T>& tile, ScalarType dtype, Squares squares, const Box& box) {
+  double sum = 0;
+  for_each_chunk_of_tile(box, sums_along_rows(squares), [&](const Chunk& at, int) {
+    T values[kChunk];
+    from_tile(values, tile, at);
+    sum = add_squares(sum, values, at.count, dtype);
+  });
+  return sum;
+}
+
+// The sum of the squares of one row of a tile, by one thread, in the order in which a block adds those of a tile with
+// one row: there each chunk has a thread.
+__device__ inline double sum_of_line(const float (&row)[kTileSide + 1], int length) {
+  double sum = 0;
+  for (int at = 0; at < length; at += kChunk) {
+    double of_chunk = 0;
+    for (int i = at; i < min(at + kChunk, length); ++i) {
+      const double x = row[i];
+      of_chunk += x * x;
+    }
+    sum += of_chunk;
+  }
+  return sum;
+}
+
+// Writes the sum of a tile's squares, of which each thread has a part, to the place that it has among those of all
+// matrices, which have one size.
+template <int N>
+__device__ void write_tile_sum(double* sums, double of_thread, const Matrix<N>& m, const Box& box) {
   const int64_t down = ceil_div(m.rows, kTileSide), across = ceil_div(m.cols, kTileSide);
   const int64_t row = box.row / kTileSide, col = box.col / kTileSide;
-  const int64_t place = by_columns ? col * down + row : row * across + col;
-  const int lines = by_columns ? box.cols : box.rows, length = by_columns ? box.rows : box.cols;
-  const double sum = sum_of_block(sum_of_thread(tile, dtype, lines, length, by_columns));
+  const int64_t place = sums_along_rows(m.squares) ? row * across + col : col * down + row;
+  const double sum = sum_of_block(of_thread);
   if (threadIdx.x == 0) {
     sums[m.index * down * across + place] = sum;
   }

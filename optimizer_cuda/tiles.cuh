@@ -16,8 +16,13 @@ namespace optimizer {
 
 constexpr int kThreads = 256;
 
-// Elements that a thread moves at once: 16 bytes of half precision, the widest access there is.
+// Bytes of the widest access there is, and the elements that a thread moves at once: that many of half precision.
+constexpr int kAccess = 16;
 constexpr int kChunk = 8;
+
+// How many blocks a multiprocessor holds, so that enough of them wait for memory: of kernels whose threads get by with
+// 48 registers, and of others.
+constexpr int kManyBlocks = 5, kFewBlocks = 3;
 
 // A launch carries its matrices by value: no copy to the device that a captured graph would have to
 // replay, no buffer to keep alive. Parameters may take 32764 bytes (CUDA 12.1 and later), of which
@@ -25,28 +30,40 @@ constexpr int kChunk = 8;
 constexpr int kMatrices = 128;
 constexpr int kMostParameterBytes = 32764;
 
-// Whether every whole chunk of a row starts where one access can take it.
+// Whether neighbours in a row are at least as close in memory as those in a column.
+OPTIMIZER_INLINE bool lies_along_rows(const View& view) { return view.col_stride <= view.row_stride; }
+
+// Whether the lines along which a tensor lies are runs of memory, each of which starts where the widest access does.
 template <int N>
-bool chunks_are_aligned(const Matrix<N>& m, const ScalarType* dtypes) {
-  constexpr int64_t kBytes = 16;
-  for (int k = 0; k < N; ++k) {
-    const View& v = m.views[k];
-    const bool rows_aligned = m.rows == 1 || v.row_stride * element_size(dtypes[k]) % kBytes == 0;
-    if (!rows_aligned || reinterpret_cast<uintptr_t>(v.data) % kBytes != 0) {
-      return false;
-    }
-  }
-  return true;
+bool lies_in_chunks(const Matrix<N>& m, int k, const ScalarType* dtypes) {
+  const View& v = m.views[k];
+  const bool along_rows = lies_along_rows(v);
+  const int64_t inner = along_rows ? v.col_stride : v.row_stride, outer = along_rows ? v.row_stride : v.col_stride;
+  const int64_t lines = along_rows ? m.rows : m.cols;
+  return inner == 1 && (lines == 1 || outer * element_size(dtypes[k]) % kAccess == 0) &&
+         reinterpret_cast<uintptr_t>(v.data) % kAccess == 0;
 }
 
 // A matrix in a launch.
 template <int N>
 struct Entry {
   Matrix<N> matrix;
-  bool by_runs;  // all its rows are runs of memory, moved in chunks
-  bool aligned;  // and whole chunks in one access
-  bool is_open;  // as far as the host knows
+  bool by_runs;       // tiles are long parts of rows, which are runs of memory in all tensors; else they are square
+  bool in_chunks[N];  // of each tensor: one access takes a whole chunk of a line
+  bool is_direct;     // that is so of all, and their lines lie along the same dimension
+  bool is_open;       // as far as the host knows
 };
+
+template <int N>
+void set_layout(Entry<N>& entry, const ScalarType* dtypes) {
+  const Matrix<N>& m = entry.matrix;
+  entry.is_direct = true;
+  for (int k = 0; k < N; ++k) {
+    entry.in_chunks[k] = lies_in_chunks(m, k, dtypes);
+    entry.is_direct &= entry.in_chunks[k] && lies_along_rows(m.views[k]) == lies_along_rows(m.views[0]);
+  }
+  entry.by_runs = rows_are_runs(m) && m.squares == Squares::kUnused;
+}
 
 // Which of `count` holds the block's tile: the last that starts at or before it, as empty ones start sooner.
 template <class FirstTile>
@@ -110,71 +127,62 @@ __device__ void store_as(const T (&from)[kChunk], char* to, int count, bool alig
   }
 }
 
+// `with_stored` in a kernel that computes in T: it is double if a tensor stores that.
+template <class T, class Work>
+__device__ auto with_stored_beside(ScalarType dtype, const Work& work) {
+  if constexpr (std::is_same_v<T, double>) {
+    return with_stored(dtype, work);
+  } else {
+    switch (dtype) {
+      case ScalarType::BFloat16: return work(c10::BFloat16{});
+      case ScalarType::Half: return work(c10::Half{});
+      case ScalarType::Short: return work(int16_t{});
+      default: return work(float{});
+    }
+  }
+}
+
 // Up to kChunk elements.
 template <class T>
 __device__ void load(T (&to)[kChunk], ScalarType dtype, const char* from, int count, bool aligned) {
-  with_stored(dtype, [&](auto stored) { load_as<T, decltype(stored)>(to, from, count, aligned); });
+  with_stored_beside<T>(dtype, [&](auto stored) { load_as<T, decltype(stored)>(to, from, count, aligned); });
 }
 
 template <class T>
 __device__ void store(const T (&from)[kChunk], ScalarType dtype, char* to, int count, bool aligned) {
-  with_stored(dtype, [&](auto stored) { store_as<T, decltype(stored)>(from, to, count, aligned); });
+  with_stored_beside<T>(dtype, [&](auto stored) { store_as<T, decltype(stored)>(from, to, count, aligned); });
 }
 
 template <class T>
 __device__ T load_one(ScalarType dtype, const char* from) {
-  return with_stored(dtype, [&](auto stored) { return widen<T>(*reinterpret_cast<const decltype(stored)*>(from)); });
+  return with_stored_beside<T>(
+      dtype, [&](auto stored) { return widen<T>(*reinterpret_cast<const decltype(stored)*>(from)); });
 }
 
 template <class T>
 __device__ void store_one(T from, ScalarType dtype, char* to) {
-  with_stored(dtype, [&](auto stored) {
+  with_stored_beside<T>(dtype, [&](auto stored) {
     using Stored = decltype(stored);
     *reinterpret_cast<Stored*>(to) = narrow<Stored>(from);
   });
 }
 
-// Calls work(row, col, count) on the calling thread's chunks of a box, which follow one another through the block.
+// Neighbours in memory, or as many as are left of a line of a box: from (row, col) on, along the row or the column.
+struct Chunk {
+  int row, col, count;
+  bool along_rows;
+
+  __device__ int row_of(int i) const { return along_rows ? row : row + i; }
+  __device__ int col_of(int i) const { return along_rows ? col + i : col; }
+};
+
+// Calls work(chunk) on the calling thread's chunks of the rows of a box, which follow one another through the block.
 template <class Work>
 __device__ void for_each_chunk(const Box& box, const Work& work) {
   const int per_row = ceil_div(box.cols, kChunk);
   for (int k = threadIdx.x; k < box.rows * per_row; k += kThreads) {
     const int row = k / per_row, col = k % per_row * kChunk;
-    work(row, col, min(kChunk, static_cast<int>(box.cols) - col));
-  }
-}
-
-// Calls work(row, col) on the calling thread's elements of a box, neighbouring threads along the
-// dimension in which the tensor lies closer, so that their accesses combine.
-template <class Work>
-__device__ void for_each_element(const Box& box, const View& view, const Work& work) {
-  const bool along_rows = view.col_stride <= view.row_stride;
-  const int rows = box.rows, cols = box.cols;
-  for (int k = threadIdx.x; k < rows * cols; k += kThreads) {
-    work(along_rows ? k / cols : k % rows, along_rows ? k % cols : k / rows);
-  }
-}
-
-// A square tile on its way between tensors of different order; the odd pitch keeps columns off one bank.
-template <class T>
-using Exchange = T[kTileSide][kTileSide + 1];
-
-// Elements of a square tile that a thread moves.
-constexpr int kPlaces = kTileArea / kThreads;
-
-// Calls work(row, col, i) on the calling thread's elements of a box of one square tile, i counting them, neighbouring
-// threads along the dimension in which the tensor lies closer; no division.
-template <class Work>
-__device__ void for_each_place(const Box& box, const View& view, const Work& work) {
-  const bool along_rows = view.col_stride <= view.row_stride;
-  const int lines = along_rows ? box.rows : box.cols, length = along_rows ? box.cols : box.rows;
-  const int at = threadIdx.x % kTileSide;
-#pragma unroll
-  for (int i = 0; i < kPlaces; ++i) {
-    const int line = i * (kThreads / kTileSide) + threadIdx.x / kTileSide;
-    if (line < lines && at < length) {
-      work(along_rows ? line : at, along_rows ? at : line, i);
-    }
+    work(Chunk{row, col, min(kChunk, static_cast<int>(box.cols) - col), true});
   }
 }
 
@@ -202,14 +210,11 @@ void launch_all(const Call& call, Launch& parameters, void (*kernel)(Launch), co
       auto& entry = parameters.entries[i];
       entry.matrix = call.matrices[first + i];
       entry.is_open = gate.is_open(first + i);
-      const bool sums_squares = entry.matrix.squares != Squares::kUnused;
-      entry.aligned = chunks_are_aligned(entry.matrix, call.dtypes);
-      // Square tiles have short rows: if no wide access fits, neighbouring threads are better on neighbouring elements.
-      entry.by_runs = rows_are_runs(entry.matrix) && (entry.aligned || !sums_squares);
+      set_layout(entry, call.dtypes);
       fill(entry);
-      cut(entry.matrix, entry.by_runs && !sums_squares);
+      cut(entry.matrix, entry.by_runs);
       entry.matrix.first_tile = tiles;
-      tiles += tile_count(entry.matrix);
+      tiles += entry.matrix.tiles;
     }
     if (tiles > 0) {
       launch(kernel, parameters, tiles, call.device);

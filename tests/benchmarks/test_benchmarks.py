@@ -132,7 +132,7 @@ def predicted(kernel, monkeypatch):
     return of
 
 
-@pytest.mark.parametrize("shape", [(7, 2048, 2048), (1, 3072, 3072), (64, 512, 1280)])
+@pytest.mark.parametrize("shape", [(7, 2048, 2048), (1, 3072, 3072), (64, 256, 1280)])
 def test_sweep_predicts_the_kernel_that_is_chosen(kernel, predicted, shape):
     """In its own number of sections, and below the side from which on Triton's is known, too."""
     model = kernel.kernels.predictions
@@ -140,7 +140,7 @@ def test_sweep_predicts_the_kernel_that_is_chosen(kernel, predicted, shape):
     for config in kernel.kernels.tuned.COMPILED:
         expected = in_sections(model, gpu, shape, config.sections)
         assert predicted(shape, config)["predicted_seconds"] == expected != model.symmetric_seconds(gpu, *shape)
-    assert bool(predicted(shape)) == (shape[1] >= model.SMALLEST)
+    assert bool(predicted(shape)) == (shape[1] > model.small_side(90))
 
 
 def test_sweep_predicts_what_the_page_of_predictions_says(repository, predicted):

@@ -19,7 +19,7 @@ inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
 #define __global__
 #define __device__
 #define __host__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 // Blocks run one after another, all on the thread that launches. Nothing else in the library is local to a thread, so
 // that this memory is found, and poisoned, as a whole.

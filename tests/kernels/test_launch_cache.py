@@ -43,9 +43,9 @@ class Driver(compiled.AbsentGPU):
 
 
 def shown(argument):
-    """Return an argument as values that can be compared: a tensor by its address, a descriptor by what it describes."""
+    """Return an argument as values that can be compared: a tensor as its address, a descriptor by what it describes."""
     if isinstance(argument, Tensor):
-        return "address", argument.data_ptr()
+        return argument.data_ptr()
     if hasattr(argument, "base"):
         return argument.base.data_ptr(), list(argument.shape), list(argument.strides), argument.padding
     return argument

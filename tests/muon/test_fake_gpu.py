@@ -150,7 +150,7 @@ def test_large_matrices_come_in_batches_that_fill_their_waves(kernel):
     with fake_gpu(kernel, "symmetric"):
         optimizer = fake_optimizer(kernel, MODELS["llama-1b"])
         products = counted_step(optimizer).products
-    squares = [p for p in products if p.operation == SYMMETRIC and p.size[2] == p.size[0] > predictions.SMALLEST]
+    squares = [p for p in products if p.operation == SYMMETRIC and p.size[2] == p.size[0] > predictions.CACHED]
     side = {p: -(-p.size[0] // predictions.TILE) for p in squares}
     tiles = [p.batch * side[p] * (side[p] + 1) // 2 for p in squares]
     assert tiles and all(n / (-(-n // multiprocessors) * multiprocessors) >= 0.9 for n in tiles)

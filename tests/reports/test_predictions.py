@@ -25,11 +25,10 @@ def test_every_size_of_a_model_and_its_square_are_listed_once(predictions, gpu):
     assert len(listed) == len(set(listed))
 
 
-@pytest.mark.parametrize("m", [512, 768, 1024])
+@pytest.mark.parametrize("m", [64, 128, 256])
 def test_where_the_model_is_silent_torch_is_taken_and_the_compiled_time_stays(predictions, m):
     _, torchs, *symmetric, taken, compiled = row_of(predictions, predictions.Gpu(*GPUS["H100 SXM, H200"]), (1, m, m))
-    assert float(torchs) > 0 and float(compiled) > 0 and taken == "torch"
-    assert any(symmetric) == (m >= predictions.SMALLEST)
+    assert float(torchs) > 0 and float(compiled) > 0 and taken == "torch" and not any(symmetric)
 
 
 def test_the_page_says_rightly_that_the_largest_model_meets_its_goal_at_any_rate_of_adamw():

@@ -18,8 +18,8 @@ import torch
 from tools.lint.compiled import GPUS, absent_gpu, compile_launch, kernel_module, takes_descriptors
 from tools.lint.layouts import LAYOUTS, SQUARE, new_of
 
-# (m, k): side above and below the package's limit for small tiles; a multiple of nothing; of 16 bytes, not 16 elements.
-LARGE, SMALL, ODD, EIGHTS = (2048, 4096), (512, 1024), (2047, 4095), (1000, 2000)
+# (m, k): side above and below all limits for small tiles; a multiple of nothing; of 16 bytes, not of 16 elements.
+LARGE, SMALL, ODD, EIGHTS = (2048, 4096), (256, 1024), (2047, 4095), (1000, 2000)
 
 # Of larger squares programs compute so many rows, as in the package's kernel.
 LARGEST_TILE = 128

@@ -54,13 +54,13 @@ batches, which may have more. The last rows of a GPU's first table have 1, 7 or 
 
 The kernel is taken if the gain per matrix is at least {worth}, where torch and the kernel each multiply as many
 matrices as suits it best. So the choice depends on m and k alone, never on b, and a matrix has the same bits in every
-batch. For instance, an H100 SXM takes torch's product for m = 1024: four matrices fill one wave of torch's tiles.
+batch.
 
 A second table has the sizes of four models (`benchmarks/shapes.py`), and the products of m x m matrices, k = m, which
 the iteration makes of them. On GPUs of compute capability 9.0 b is the number that fills the compiled product's rounds
-best; it is smaller if the model has fewer matrices of one shape. On others, below m = {smallest}, it is the number for
-which torch's product takes least time per matrix. Below m = {smallest} the symmetric kernel has tiles that the model of
-products does not know. It predicts nothing for them, and torch's product is taken.
+best; it is smaller if the model has fewer matrices of one shape. On others, up to m = {cached}, it is the number for
+which torch's product takes least time per matrix. Up to m = {small} on 9.0, and to {usual} on others, the symmetric
+kernel has tiles that the model of products does not know. It predicts nothing for them, and torch's product is taken.
 
 The symmetric kernel is Triton's. GPUs of compute capability 9.0 have one more column: the time of `hopper_gemm_`, which
 is compiled with CUTLASS, by `benchmarks/predicted_step.py`, in the best number of sections. Only a measurement chooses
@@ -77,7 +77,7 @@ the addend first, and another kernel adds to the diagonal afterwards. Both are p
 here. The tables above and the choice leave them out. The goal is a sum: the time of fused AdamW for all parameters,
 plus 1.2 times the ideal time of all products. Our passes and fused AdamW are taken to move bytes at the same rate,
 {percent} % of what a copy reaches. Llama 8B also meets the goal that it would have if AdamW alone reached the whole
-rate, {strict:.2f} ms. Below m = {smallest} a step with symmetric products is predicted with the tiles of larger sizes.
+rate, {strict:.2f} ms. Up to m = {small} a step with symmetric products is predicted with the tiles of larger sizes.
 `make gpu-lab` puts these predictions beside the time of a step that is replayed from a CUDA graph.
 
 """
@@ -85,7 +85,8 @@ rate, {strict:.2f} ms. Below m = {smallest} a step with symmetric products is pr
 
 def page(predictions: ModuleType) -> str:
     """Return the page, from the package's module and the newest counts of steps."""
-    sections = [INTRODUCTION.format(worth=predictions.WORTH, smallest=predictions.SMALLEST)]
+    sides = {"cached": predictions.CACHED, "small": predictions.small_side(90), "usual": predictions.SMALL_SIDE}
+    sections = [INTRODUCTION.format(worth=predictions.WORTH, **sides)]
     for name, numbers in GPUS.items():
         gpu = predictions.Gpu(*numbers)
         headings = ["b x m x k", "torch, µs", "symmetric, µs", "of the ideal", "gain", "taken"]
@@ -150,7 +151,7 @@ def steps(predictions: ModuleType) -> str:
     file = max(RESULTS.glob("fake-step-*.json"))
     rows = json.loads(file.read_text())["results"]
     strict = strict_goal(rows, "llama-8b")
-    text = STEPS.format(name=file.name, percent=round(100 * REACHED), smallest=predictions.SMALLEST, strict=strict)
+    text = STEPS.format(name=file.name, percent=round(100 * REACHED), small=predictions.small_side(90), strict=strict)
     headings = ("model", *(f"{way}, ms" for way in PREDICTED), "goal, ms")
     return text + table(headings, list(step_rows(rows)), numbers=True) + "\n"
 

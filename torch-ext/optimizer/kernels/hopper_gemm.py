@@ -20,7 +20,7 @@ KiB of memory; a batch that needs more than 64 MiB is computed in several launch
 Addresses are multiples of 16 bytes, as are all strides except the inner one, which is 1; m is a multiple of 8. Operands
 that do not fit, and other GPUs, raise RuntimeError before anything is written.
 
-No GPU has run it yet. It is chosen only by `warmup` or the lab, which prove and time it on the GPU they find.
+It is chosen only by `warmup` or the lab, which prove and time it on the GPU they find.
 """
 
 from __future__ import annotations

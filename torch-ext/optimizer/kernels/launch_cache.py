@@ -3,7 +3,7 @@
 At each `kernel[grid](...)` Triton works out again which compiled kernel fits the arguments, and choosing a
 configuration takes about as long. Neither result can change between launches on operands of the same geometry (shapes,
 strides, dtype, alignment). So the first launch stores what Triton compiled together with its arguments, and later ones
-go straight to Triton's launcher.
+start that (`triton_starts.py`).
 """
 
 from __future__ import annotations
@@ -18,22 +18,12 @@ from triton.runtime.driver import driver
 from .hopper_gemm import hopper_product
 from .measurements import changed
 from .symmetric_gemm import Launch, arrange, chosen_for, launch_symmetric_gemm, symmetric_gemm
+from .triton_starts import starter
 from .tuned import COMPILED
 
 # How many geometries are remembered. A step has a few dozen; a program whose shapes keep changing empties the table now
 # and then.
 MAX_STARTS = 4096
-
-
-class Panel:
-    """What Triton's launcher reads of a `TensorDescriptor`, without the checks that its constructor makes."""
-
-    __slots__ = ("base", "shape", "strides")
-    padding = "zero"
-    round_f32_to_tf32 = False
-
-    def __init__(self, base: Tensor, shape: list[int], strides: list[int]):
-        self.base, self.shape, self.strides = base, shape, strides
 
 
 # Launches the product on operands of one geometry: A, B, D (or C where there is none), C, alpha, beta, diagonal.
@@ -118,15 +108,12 @@ def prepare(A: Tensor, B: Tensor, launch: Launch, compiled: Any) -> Start:
     """Combine `launch` with what Triton `compiled` for it; valid for operands laid out like A and B."""
     described = [x if x.stride(2) == 1 else x.mT for x in (A, B.mT)] if launch.blocks else []
     panels = [(list(x.shape), list(x.stride())) for x in described]
-    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-    (x, y, z), rest = launch.grid, (*launch.sizes, *launch.constants)
+    begin, rest = starter(compiled, launch.grid, panels), (*launch.sizes, *launch.constants)
 
     def start(A: Tensor, B: Tensor, D: Tensor, C: Tensor, alpha: float, beta: float, diagonal: float) -> None:
         stream = driver.active.get_current_stream(A.get_device())
-        if panels:
-            A, B = Panel(A, *panels[0]), Panel(B, *panels[1])
-        # Without metadata of the launch, and without the hooks before and after it, which would read that.
-        run(x, y, z, stream, function, metadata, None, None, None, A, B, D, C, alpha, beta, diagonal, *rest)
+        addresses = A.data_ptr(), B.data_ptr(), D.data_ptr(), C.data_ptr()
+        begin(stream, *addresses, alpha, beta, diagonal, *rest)
 
     return start
 

@@ -6,10 +6,9 @@ full one:
     seconds = waves (FLOPs of a tile / rate + overhead of a tile) + overhead of a launch
 
 The rates (FLOP/s of a multiprocessor in half precision) and the overheads are assumptions; only their ratios matter.
-torch's product reaches 97 % of the sustained rate in tiles of 128 x 256. The symmetric kernel has tiles of 128 x 128
-until something is measured. They read each operand twice as often: on 9.0 the second-level cache delivers about 62 %
-of what they would need. Nothing is predicted for GPUs of other capabilities, nor for sizes with smaller tiles: there
-torch's products run until something is measured.
+Those of 9.0 were chosen after an H200 had been timed. torch's product reaches 97 % of the sustained rate in tiles of
+128 x 256. The symmetric kernel has tiles of 128 x 128 until something is measured. Nothing is predicted for GPUs of
+other capabilities, nor for sizes with smaller tiles: there torch's products run until something is measured.
 
 `python -m tools.pages.predictions` writes the table of docs/predictions.md.
 """
@@ -34,9 +33,9 @@ class Gpu(NamedTuple):
     cache: int
 
 
-# By compute capability. 9.0: 790 TFLOP/s with 132 multiprocessors, which an H100 sustains at its power limit. 8.0: 265
-# TFLOP/s with 108; a multiprocessor multiplies at less than half that speed, so the cache keeps up.
-RATES = {80: Rates(265e12 / 108, 0.85), 90: Rates(790e12 / 132, 0.62)}
+# By compute capability. 9.0: 680 TFLOP/s with 132 multiprocessors, which an H200 sustains at its power limit. 8.0, not
+# measured: 265 TFLOP/s with 108.
+RATES = {80: Rates(265e12 / 108, 0.85), 90: Rates(680e12 / 132, 0.88)}
 
 # The tiles that torch chooses from, and which share of the sustained rate each reaches.
 DENSE_TILES = ((128, 256, 0.97), (128, 128, 0.80), (64, 128, 0.60))
@@ -51,8 +50,13 @@ TILE = 128
 # The side of the squares that `hopper_gemm_` computes by pairs of multiprocessors.
 SQUARE = 256
 
-# From this side on, the kernel uses tiles of TILE on every device.
-SMALLEST = 1024
+# Up to this side, by compute capability, the kernel has tiles of 64. With tiles of 128 a matrix of side 768 has only
+# 21, for 108 to 148 multiprocessors; yet on an H200 22 matrices of side 384 are faster with these. Elsewhere it is a
+# guess.
+SMALL_SIDES, SMALL_SIDE = {90: 256}, 768
+
+# Up to this side the matrices that are worked on together share the cache.
+CACHED = 1024
 
 # A batch of larger matrices is filled up to this many waves, so that a nearly empty last wave costs little.
 WAVES = 16
@@ -67,23 +71,28 @@ def predicted_gain(gpu: Gpu, m: int, k: int) -> Optional[float]:
     None means that there is no prediction. Times are per matrix, each at the number of matrices `in_full_waves`. That
     number depends on m alone: the answer, and with it the bits of a matrix, are the same for every batch.
     """
-    if gpu.capability not in RATES or m < SMALLEST:
+    if gpu.capability not in RATES or m <= small_side(gpu.capability):
         return None
     most = matrices_together(gpu, m, 2)
     torchs, ours = (in_full_waves(gpu, m, most, is_symmetric) for is_symmetric in (False, True))
     return (dense_seconds(gpu, torchs, (m, m, k)) / torchs) / (symmetric_seconds(gpu, ours, m, k) / ours)
 
 
+def small_side(capability: int) -> int:
+    """Return the largest side for which the symmetric kernel has tiles of 64 where nothing was measured."""
+    return SMALL_SIDES.get(capability, SMALL_SIDE)
+
+
 def matrices_together(gpu: Gpu, m: int, itemsize: int) -> int:
     """Return how many matrices with a short side of m a GPU works on together, at least 1.
 
-    Up to a side of SMALLEST, the four m x m matrices of each must fit into the cache, since products would otherwise
+    Up to a side of CACHED, the four m x m matrices of each must fit into the cache, since products would otherwise
     wait for memory: at m = 1024 a symmetric product of two matrices has 170 FLOPs per byte that it moves (m³ FLOPs,
-    three matrices of 2 m² bytes). At its sustained rate an H100 computes 236 in the time of reading one: 790 TFLOP/s
+    three matrices of 2 m² bytes). At its sustained rate an H100 computes 203 in the time of reading one: 680 TFLOP/s
     divided by 3.35 TB/s, the bandwidth that NVIDIA states for its SXM form. Larger matrices do not need the cache;
     their number is chosen to fill WAVES waves.
     """
-    if m <= SMALLEST:
+    if m <= CACHED:
         return max(1, gpu.cache // (4 * m * m * itemsize))
     return max(1, WAVES * gpu.multiprocessors // triangle(m, TILE))
 
@@ -108,10 +117,10 @@ def in_full_waves(gpu: Gpu, m: int, most: int, symmetric: bool) -> int:
     """Return the number of m x m matrices, up to `most`, for which a product takes least time per matrix.
 
     The product is the symmetric kernel's, or torch's: 132 multiprocessors multiply 7 matrices of 768 rows in one wave
-    of torch's tiles, and 11 in two. Above SMALLEST, `most` fill enough waves. It is also the answer for capabilities
+    of torch's tiles, and 11 in two. Above CACHED, `most` fill enough waves. It is also the answer for capabilities
     without rates.
     """
-    if gpu.capability not in RATES or m > SMALLEST:
+    if gpu.capability not in RATES or m > CACHED:
         return most
     dense = [_ceil(m, rows) * _ceil(m, cols) for rows, cols, _ in DENSE_TILES]
     tiles = [triangle(m, TILE)] if symmetric else dense

@@ -11,6 +11,7 @@ from .hopper_gemm import is_built
 from .machine import gpu_key
 from .measurement_file import Need
 from .measurements import candidate_name, failed, measured_here, nearest_of, shipped_entries
+from .predictions import small_side
 from .tracing import constant_while_traced
 
 
@@ -55,10 +56,6 @@ class Target(NamedTuple):
 HOPPER = Config(256, 64, 8, 12, 4)
 COMPILED = tuple(HOPPER._replace(sections=sections) for sections in (1, 3, 5))
 HOPPERS = Target("cuda", 90)  # where it runs
-
-# Up to this side the result has tiles of 64. With tiles of 128 a matrix of side 768 has only 21, for 108 to 148
-# multiprocessors. A guess until it is measured.
-SMALL_SIDE = 768
 
 # Small matrices are padded to one of these numbers of rows.
 PADDED_SIDES = (16, 32, 64, 128)
@@ -131,7 +128,7 @@ def safe_config(target: Target, dtype: torch.dtype, m: int, descriptors: bool, a
         return Config(32, 32, 8, 4, 2)
     if not aligned:
         return Config(64, 64, 8, 8, 3) if descriptors else Config(64, 32, 8, 8, 2)
-    small = m <= SMALL_SIDE
+    small = m <= small_side(target.capability)
     if target.backend == "hip":
         return Config(64 if small else 128, 64, 8, 8, 2)
     if target.capability < 90 or target.capability >= 120:  # registers hold the sums, and 12.0 has less shared memory
