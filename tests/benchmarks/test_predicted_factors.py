@@ -69,7 +69,7 @@ def test_tall_matrices_take_as_long_as_wide_ones(kernel, gpu):
 
 def test_the_compiled_product_is_predicted_where_it_is_launched(kernel, gpu, monkeypatch):
     """Below the side from which on Triton's is known, too."""
-    small = task_of(kernel, "symmetric", (512, 2048)).iteration, (64, 512, 2048)
+    small = task_of(kernel, "symmetric", (256, 1024)).iteration, (64, 256, 1024)
     long = task_of(kernel, "symmetric", LONG[1:]).iteration, LONG
     triton = [predicted_factors(kernel, *each, CUDA, 4e12) for each in (small, long)]
     monkeypatch.setattr(kernel.kernels.tuned, "launches_hopper_gemm", lambda *size: True)

@@ -88,18 +88,19 @@ def bound(schedule, spectrum, case, order="fro"):
     return LUCK * plainly(G.to(CASES[case][0]), schedule, case).error(order)
 
 
-def error(kernel, name, case, spectrum, scale=1.0):
+def error(kernel, name, case, spectrum, scale=1.0, device="cpu"):
     """Return factor - p(G), where G has this spectrum and is `scale` times as large, float64."""
     dtype, method, *_ = CASES[case]
-    G = (scale * between_vectors(normalized(spectrum))).to(input_dtype(case))
-    factor = kernel.orthogonalize(G, name, dtype=dtype, method=method, eps=0)
+    G = (scale * between_vectors(normalized(spectrum))).to(device, input_dtype(case))
+    factor = kernel.orthogonalize(G, name, dtype=dtype, method=method, eps=0).cpu()
     schedule = kernel.schedules.resolve_schedule(name, 5)
     return factor.double() - between_vectors(composed(schedule, normalized(spectrum)))
 
 
-def test_error_is_within_the_bound_of_its_roundings(kernel, name, schedule, case):
+@on_every_device
+def test_error_is_within_the_bound_of_its_roundings(kernel, name, schedule, case, device):
     for spectrum in SPECTRA:
-        assert error(kernel, name, case, spectrum).norm() <= bound(schedule, spectrum, case), spectrum
+        assert error(kernel, name, case, spectrum, device=device).norm() <= bound(schedule, spectrum, case), spectrum
 
 
 def test_dominant_row_errs_no_more_than_its_roundings(kernel, name, schedule, case):
@@ -118,7 +119,9 @@ def test_dominant_row_errs_no_more_than_its_roundings(kernel, name, schedule, ca
 @on_every_device
 def test_error_is_at_most_twice_that_of_torchs_products(kernel, name, schedule, case, device):
     dtype, method, *_ = CASES[case]
-    for spectrum in SPECTRA:
+    # A flat spectrum is one number on the diagonal, rounded alike everywhere: its few roundings are a matter of luck in
+    # every draw, and the bound of its roundings judges them.
+    for spectrum in SPECTRA.keys() - {"flat"}:
         sigma, ours, plain = normalized(spectrum), 0.0, 0.0
         # A Gram iteration amplifies a few directions, in which roundings are a matter of luck: three draws.
         for seed in range(3):
@@ -127,8 +130,8 @@ def test_error_is_at_most_twice_that_of_torchs_products(kernel, name, schedule, 
             factor = kernel.orthogonalize(G.to(input_dtype(case)), name, dtype=dtype, method=method)
             ours += (factor.double() - exact).norm().item() ** 2
             plain += (plainly(G.to(dtype), schedule, case).double() - exact).norm().item() ** 2
-        # A flat spectrum is one number on the diagonal, rounded alike everywhere: a few roundoffs more or less.
-        few = 4 * unit_roundoff(dtype) * exact.norm().item()
+        # Where there is next to no error, a few roundoffs more or less, in each draw.
+        few = 3**0.5 * 4 * unit_roundoff(dtype) * exact.norm().item()
         assert ours**0.5 <= 2 * plain**0.5 + few, spectrum
 
 
