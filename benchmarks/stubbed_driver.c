@@ -10,16 +10,17 @@ static char* kept;
 
 long launches_so_far(void) { return launched; }
 
-// From here on each launch leaves in `to` its grid, threads of a block, shared memory, function, stream, and its
-// parameters, whose sizes end with a 0; with `to` null none does.
+// From here on each launch leaves in `to` its grid, block, shared memory, function, stream, number of attributes, and
+// its parameters, whose sizes end with a 0; with `to` null none does.
 void keep_launches(char* to, const long* sizes) {
   kept = to;
   kept_sizes = sizes;
 }
 
 static void keep(const CUlaunchConfig* config, CUfunction function, void** parameters) {
-  const long facts[] = {config->gridDimX,       config->gridDimY,  config->gridDimZ,     config->blockDimX,
-                        config->sharedMemBytes, (long)function,    (long)config->hStream};
+  const long facts[] = {config->gridDimX,  config->gridDimY,  config->gridDimZ,       config->blockDimX,
+                        config->blockDimY, config->blockDimZ, config->sharedMemBytes, (long)function,
+                        (long)config->hStream, config->numAttrs};
   char* to = memcpy(kept, facts, sizeof(facts)) + sizeof(facts);
   for (const long* size = kept_sizes; *size; to += *size++) {
     memcpy(to, *parameters++, *size);

@@ -39,7 +39,8 @@ class StubbedGPU(compiled.AbsentGPU):
 def build() -> ctypes.CDLL:
     """Return the driver, compiled and loaded under the name that Triton looks for.
 
-    It is there until the process ends, because Triton asks once for each function of a driver.
+    It stays until the process ends, because Triton looks each function of a driver up once. So a process that uses a
+    GPU must not call this.
     """
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder)

@@ -50,7 +50,8 @@ OPTIMIZER_INLINE int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-// a / b of numbers of tiles. A launch on a GPU has fewer than 2^31, and dividing 64 bits takes it a hundred instructions.
+// a / b, both numbers of tiles: fewer than 2^31 in a launch on a GPU, which takes about a hundred instructions to
+// divide 64-bit integers.
 OPTIMIZER_INLINE int64_t quotient_of_tiles(int64_t a, int64_t b) {
 #ifdef __CUDA_ARCH__
   return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);

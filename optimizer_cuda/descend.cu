@@ -1,9 +1,9 @@
 // descend_ on the GPU: one pass over parameters and updates, one thread block per tile.
 //
 // The formula of one element is in element.h, the checked arguments are in descend.h; tiles.cuh launches kernels. Tiles
-// in which neighbours are neighbours in all tensors are moved in chunks, the others go through shared memory
-// (exchange.cuh). Where norms are wanted, squares.cuh sums the squares of the updates, also those of matrices that stay
-// as they are.
+// whose rows are runs of memory in all tensors are moved in chunks. So are square ones whose lines start where an
+// access does and lie along the same dimension in all; the others go through shared memory (exchange.cuh). Where norms
+// are wanted, squares.cuh sums the squares of the updates, also those of matrices that stay as they are.
 #include "../optimizer_common/descend.h"
 #include "squares.cuh"
 
@@ -30,8 +30,8 @@ struct DescendLaunch {
 };
 static_assert(sizeof(DescendLaunch) <= kMostParameterBytes);
 
-// What a kernel can do besides the plain step, for which the others need no registers: look at the places of elements,
-// and join halves, too.
+// What a kernel can do besides the plain step: look at the places of elements, and join halves, too. Each is a kernel
+// of its own, so that the plain one holds no registers for the others.
 enum class Kind { kPlain, kPlaced, kJoined };
 
 // The step of one matrix.
@@ -95,7 +95,9 @@ __device__ void descend_chunk(const T (&update)[kChunk], const DescendLaunch& ca
     if constexpr (kind == Kind::kJoined) {
       parameter[i] = join<T>({parameter[i], remainder[i]});
     }
-    parameter[i] = step(parameter[i], update[i], box.row + chunk.row_of(i), box.col + chunk.col_of(i));
+    // What lies behind the end of a line is not stored. Rows have no scale there, so it takes that of the last place.
+    const int place = min(i, chunk.count - 1);
+    parameter[i] = step(parameter[i], update[i], box.row + chunk.row_of(place), box.col + chunk.col_of(place));
   }
   if constexpr (kind == Kind::kJoined) {
     split_chunk(parameter, remainder);

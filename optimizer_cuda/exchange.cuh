@@ -34,7 +34,7 @@ __device__ void for_each_place(const Box& box, const View& view, const Work& wor
 }
 
 // Calls work(chunk, i) on the calling thread's chunks of a box of one square tile, i counting them, along rows or
-// columns; code for kAtOnce of them stands beside each other. Which thread has which chunk depends on its place alone.
+// columns; the loop is unrolled kAtOnce times. Which thread has which chunk depends on its place alone.
 template <int kAtOnce = 1, class Work>
 __device__ void for_each_chunk_of_tile(const Box& box, bool along_rows, const Work& work) {
   const int lines = along_rows ? box.rows : box.cols, length = along_rows ? box.cols : box.rows;
@@ -72,7 +72,7 @@ __device__ void load_tile(Exchange<T>& tile, const View& view, ScalarType dtype,
   const auto from = [&](int row, int col) { return address(view, dtype, box.row + row, box.col + col); };
   if (in_chunks) {
     T values[kThreadChunks][kChunk];
-    with_stored_beside<T>(dtype, [&](auto stored) {
+    with_stored_for<T>(dtype, [&](auto stored) {
       for_each_chunk_of_tile<kThreadChunks>(box, lies_along_rows(view), [&](const Chunk& at, int i) {
         load_as<T, decltype(stored)>(values[i], from(at.row, at.col), at.count, true);
       });
@@ -81,7 +81,7 @@ __device__ void load_tile(Exchange<T>& tile, const View& view, ScalarType dtype,
                                           [&](const Chunk& at, int i) { to_tile(tile, values[i], at); });
   } else {
     T values[kPlaces];
-    with_stored_beside<T>(dtype, [&](auto stored) {
+    with_stored_for<T>(dtype, [&](auto stored) {
       for_each_place(box, view, [&](int row, int col, int i) {
         values[i] = widen<T>(*reinterpret_cast<const decltype(stored)*>(from(row, col)));
       });
@@ -94,7 +94,7 @@ __device__ void load_tile(Exchange<T>& tile, const View& view, ScalarType dtype,
 template <class T, class Value>
 __device__ void store_tile(const Value& value, const View& view, ScalarType dtype, const Box& box, bool in_chunks) {
   const auto to = [&](int row, int col) { return address(view, dtype, box.row + row, box.col + col); };
-  with_stored_beside<T>(dtype, [&](auto stored) {
+  with_stored_for<T>(dtype, [&](auto stored) {
     using Stored = decltype(stored);
     if (in_chunks) {
       for_each_chunk_of_tile(box, lies_along_rows(view), [&](const Chunk& at, int) {

@@ -31,7 +31,7 @@ __device__ inline Codes load_codes(const View& view, const Box& box, int row, in
 }
 
 __device__ inline void store_codes(const Codes& codes, const View& view, const Box& box, int row, int col, int count,
-                            bool aligned) {
+                                   bool aligned) {
   char* to = address(view, ScalarType::Char, box.row + row, box.col + col);
   if (aligned && count == kCodes) {
     *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(&codes);

@@ -1,8 +1,9 @@
 // frobenius_norm_ and normalize_ on the GPU: a pass that reads a batch, and one that scales and casts it.
 //
-// The checked arguments are in normalize.h. A batch is one launch, a block for each square tile, which it brings to
-// shared memory. squares.cuh sums its squares. Matrices of one row are the lines of larger ones: a block takes as many
-// of them as a tile has rows, and gives each the bits that it has alone.
+// The checked arguments are in normalize.h. A batch is one launch, a block for each square tile. To sum squares it
+// brings the tile to shared memory (squares.cuh); to scale, only where the tensors do not both lie in chunks along the
+// same lines. Matrices of one row are the lines of larger ones: a block takes as many of them as a tile has rows, and
+// gives each the bits that it has alone.
 #include "../optimizer_common/normalize.h"
 #include "squares.cuh"
 
@@ -129,8 +130,7 @@ TiledBatch cut_squarely(const Batch& given) {
     const bool matrices_too = batch.count == 1 || batch.steps[k] % kAccess == 0;
     batch.in_chunks[k] = matrices_too && lies_in_chunks(batch.first, k, batch.dtypes);
   }
-  batch.is_direct = batch.in_chunks[0] && batch.in_chunks[1] &&
-                    lies_along_rows(batch.first.views[0]) == lies_along_rows(batch.first.views[1]);
+  batch.is_direct = lies_directly(batch.first, batch.in_chunks);
   return batch;
 }
 

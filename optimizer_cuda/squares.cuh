@@ -2,8 +2,8 @@
 // one that makes it give its norm the same bits.
 //
 // The thread that has a chunk of a square tile, along the lines that `Matrix::squares` names, adds its squares one by
-// one; if it has two, those of the second to the sum of the first. A block adds what its threads have. Then a block for
-// each matrix adds what its tiles have, tile by tile along those lines.
+// one; if it has two, it goes on with the second from the sum of the first. A block adds what its threads have. Then a
+// block for each matrix adds what its tiles have, tile by tile along those lines.
 #pragma once
 
 #include "exchange.cuh"
@@ -45,7 +45,7 @@ __device__ inline double sum_of_block(double one) {
 // in double: whether a compiler contracts this changes no bit, and nothing overflows.
 template <class T>
 __device__ double add_squares(double sum, const T (&values)[kChunk], int count, ScalarType dtype) {
-  with_stored_beside<T>(dtype, [&](auto stored) {
+  with_stored_for<T>(dtype, [&](auto stored) {
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       const double x = i < count ? widen<float>(narrow<decltype(stored)>(values[i])) : 0.0f;
@@ -55,7 +55,7 @@ __device__ double add_squares(double sum, const T (&values)[kChunk], int count, 
   return sum;
 }
 
-inline __device__ bool sums_along_rows(Squares squares) { return squares == Squares::kByRows; }
+__device__ inline bool sums_along_rows(Squares squares) { return squares == Squares::kByRows; }
 
 // The calling thread's part of the squares of a tile in shared memory, behind a barrier.
 template <class T>
@@ -88,12 +88,11 @@ __device__ inline double sum_of_line(const float (&row)[kTileSide + 1], int leng
 // matrices, which have one size.
 template <int N>
 __device__ void write_tile_sum(double* sums, double of_thread, const Matrix<N>& m, const Box& box) {
-  const int64_t down = ceil_div(m.rows, kTileSide), across = ceil_div(m.cols, kTileSide);
-  const int64_t row = box.row / kTileSide, col = box.col / kTileSide;
-  const int64_t place = sums_along_rows(m.squares) ? row * across + col : col * down + row;
+  const int64_t row = box.row / kTileSide, col = box.col / kTileSide, down = ceil_div(m.rows, kTileSide);
+  const int64_t place = sums_along_rows(m.squares) ? row * m.tiles_across + col : col * down + row;
   const double sum = sum_of_block(of_thread);
   if (threadIdx.x == 0) {
-    sums[m.index * down * across + place] = sum;
+    sums[m.index * m.tiles + place] = sum;
   }
 }
 

@@ -20,13 +20,18 @@ constexpr int kThreads = 256;
 constexpr int kAccess = 16;
 constexpr int kChunk = 8;
 
-// How many blocks a multiprocessor holds, so that enough of them wait for memory: of kernels whose threads get by with
-// 48 registers, and of others.
-constexpr int kManyBlocks = 5, kFewBlocks = 3;
+// Blocks that must fit on a multiprocessor at once, so that enough loads are on their way: of kernels that get by with
+// 48 registers a thread, and of others. One of 7.5 holds 1024 threads.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
+constexpr int kManyBlocks = 4;
+#else
+constexpr int kManyBlocks = 5;
+#endif
+constexpr int kFewBlocks = 3;
 
 // A launch carries its matrices by value: no copy to the device that a captured graph would have to
 // replay, no buffer to keep alive. Parameters may take 32764 bytes (CUDA 12.1 and later), of which
-// this many matrices need up to two thirds; longer lists take several launches.
+// this many matrices need up to five sixths; longer lists take several launches.
 constexpr int kMatrices = 128;
 constexpr int kMostParameterBytes = 32764;
 
@@ -48,20 +53,29 @@ bool lies_in_chunks(const Matrix<N>& m, int k, const ScalarType* dtypes) {
 template <int N>
 struct Entry {
   Matrix<N> matrix;
-  bool by_runs;       // tiles are long parts of rows, which are runs of memory in all tensors; else they are square
+  bool by_runs;       // tiles are whole rows or long parts of one, runs of memory in all tensors; else they are square
   bool in_chunks[N];  // of each tensor: one access takes a whole chunk of a line
-  bool is_direct;     // that is so of all, and their lines lie along the same dimension
+  bool is_direct;
   bool is_open;       // as far as the host knows
 };
+
+// Whether one access takes a whole chunk in all tensors, and their lines lie along the same dimension.
+template <int N>
+bool lies_directly(const Matrix<N>& m, const bool (&in_chunks)[N]) {
+  bool direct = true;
+  for (int k = 0; k < N; ++k) {
+    direct &= in_chunks[k] && lies_along_rows(m.views[k]) == lies_along_rows(m.views[0]);
+  }
+  return direct;
+}
 
 template <int N>
 void set_layout(Entry<N>& entry, const ScalarType* dtypes) {
   const Matrix<N>& m = entry.matrix;
-  entry.is_direct = true;
   for (int k = 0; k < N; ++k) {
     entry.in_chunks[k] = lies_in_chunks(m, k, dtypes);
-    entry.is_direct &= entry.in_chunks[k] && lies_along_rows(m.views[k]) == lies_along_rows(m.views[0]);
   }
+  entry.is_direct = lies_directly(m, entry.in_chunks);
   entry.by_runs = rows_are_runs(m) && m.squares == Squares::kUnused;
 }
 
@@ -127,9 +141,9 @@ __device__ void store_as(const T (&from)[kChunk], char* to, int count, bool alig
   }
 }
 
-// `with_stored` in a kernel that computes in T: it is double if a tensor stores that.
+// `with_stored` without the case of double, unless T is that: a kernel that computes in float has no tensor of doubles.
 template <class T, class Work>
-__device__ auto with_stored_beside(ScalarType dtype, const Work& work) {
+__device__ auto with_stored_for(ScalarType dtype, const Work& work) {
   if constexpr (std::is_same_v<T, double>) {
     return with_stored(dtype, work);
   } else {
@@ -145,23 +159,23 @@ __device__ auto with_stored_beside(ScalarType dtype, const Work& work) {
 // Up to kChunk elements.
 template <class T>
 __device__ void load(T (&to)[kChunk], ScalarType dtype, const char* from, int count, bool aligned) {
-  with_stored_beside<T>(dtype, [&](auto stored) { load_as<T, decltype(stored)>(to, from, count, aligned); });
+  with_stored_for<T>(dtype, [&](auto stored) { load_as<T, decltype(stored)>(to, from, count, aligned); });
 }
 
 template <class T>
 __device__ void store(const T (&from)[kChunk], ScalarType dtype, char* to, int count, bool aligned) {
-  with_stored_beside<T>(dtype, [&](auto stored) { store_as<T, decltype(stored)>(from, to, count, aligned); });
+  with_stored_for<T>(dtype, [&](auto stored) { store_as<T, decltype(stored)>(from, to, count, aligned); });
 }
 
 template <class T>
 __device__ T load_one(ScalarType dtype, const char* from) {
-  return with_stored_beside<T>(
+  return with_stored_for<T>(
       dtype, [&](auto stored) { return widen<T>(*reinterpret_cast<const decltype(stored)*>(from)); });
 }
 
 template <class T>
 __device__ void store_one(T from, ScalarType dtype, char* to) {
-  with_stored_beside<T>(dtype, [&](auto stored) {
+  with_stored_for<T>(dtype, [&](auto stored) {
     using Stored = decltype(stored);
     *reinterpret_cast<Stored*>(to) = narrow<Stored>(from);
   });

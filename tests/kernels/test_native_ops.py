@@ -208,14 +208,17 @@ def test_a_tensor_of_numbers_has_one_for_all_or_one_per_matrix(descend_, device,
         assert torch.equal(together[i], alone[i])
 
 
-def test_rows_are_scaled_after_the_step(descend_):
-    shapes = [(70, 9), (0, 3), (4, 300)]
-    values, scale = randoms(shapes, torch.float64, 0), torch.rand(74)
-    update, offsets = random((1830,), torch.float64, 5), [0, 0, 630]
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_rows_are_scaled_after_the_step(descend_, by_columns):
+    """Columns of 12 end within what one access moves; the scale has nothing behind its last row."""
+    shapes = [(70, 9), (0, 3), (12, 300)]
+    values, scale = randoms(shapes, torch.float64, 0), torch.rand(82)
+    values = [v.mT.contiguous().mT if by_columns else v for v in values]
+    update, offsets = random((4230,), torch.float64, 5), [0, 0, 630]
     plain, scaled = [v.clone() for v in values], [v.clone() for v in values]
     descend(descend_, plain, update, offsets=offsets)
     descend(descend_, scaled, update, offsets=offsets, row_scale=scale)
-    for p, s, rows in zip(plain, scaled, scale.split([70, 0, 4])):
+    for p, s, rows in zip(plain, scaled, scale.split([70, 0, 12])):
         assert torch.equal(s, p * rows[:, None].double())
 
 

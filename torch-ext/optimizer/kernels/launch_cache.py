@@ -25,7 +25,6 @@ from .tuned import COMPILED
 # and then.
 MAX_STARTS = 4096
 
-
 # Launches the product on operands of one geometry: A, B, D (or C where there is none), C, alpha, beta, diagonal.
 Start = Callable[[Tensor, Tensor, Tensor, Tensor, float, float, float], None]
 

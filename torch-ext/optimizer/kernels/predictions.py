@@ -51,7 +51,7 @@ TILE = 128
 SQUARE = 256
 
 # Up to this side, by compute capability, the kernel has tiles of 64. With tiles of 128 a matrix of side 768 has only
-# 21, for 108 to 148 multiprocessors; yet on an H200 22 matrices of side 384 are faster with these. Elsewhere it is a
+# 21, for 108 to 148 multiprocessors; yet on an H200 22 matrices of side 384 are faster with those. Elsewhere it is a
 # guess.
 SMALL_SIDES, SMALL_SIDE = {90: 256}, 768
 
@@ -87,10 +87,9 @@ def matrices_together(gpu: Gpu, m: int, itemsize: int) -> int:
     """Return how many matrices with a short side of m a GPU works on together, at least 1.
 
     Up to a side of CACHED, the four m x m matrices of each must fit into the cache, since products would otherwise
-    wait for memory: at m = 1024 a symmetric product of two matrices has 170 FLOPs per byte that it moves (m³ FLOPs,
-    three matrices of 2 m² bytes). At its sustained rate an H100 computes 203 in the time of reading one: 680 TFLOP/s
-    divided by 3.35 TB/s, the bandwidth that NVIDIA states for its SXM form. Larger matrices do not need the cache;
-    their number is chosen to fill WAVES waves.
+    wait for memory: a symmetric product of two matrices has m / 6 FLOPs for each byte that it moves (m³ FLOPs, three
+    matrices of 2 m² bytes), and an H200 computes 160 in the time in which it copies one (680 TFLOP/s and 4.24 TB/s).
+    That is reached at m = 960. Larger matrices do not need the cache; their number is chosen to fill WAVES waves.
     """
     if m <= CACHED:
         return max(1, gpu.cache // (4 * m * m * itemsize))

@@ -1,11 +1,11 @@
 """Starts of compiled Triton kernels, without what Triton's launcher does in Python each time.
 
-That launcher makes the tensor descriptors of each launch, and asks the driver about the address of each tensor. On the
-host of an H200 this took 13 of its 18 microseconds. Here descriptors are kept, since a step uses the same few buffers
-again and again, and addresses are numbers.
+That launcher makes the tensor descriptors of each launch, and asks the driver about the address of each tensor. Most of
+a launch's time on the host goes there. Here descriptors are kept, since a step uses the same few buffers again and
+again, and addresses are numbers.
 
-Below the launcher is a part in C, whose arguments differ from version to version. A kernel that needs scratch memory, a
-GPU that is not NVIDIA's, or a Triton that has this part elsewhere: then the launcher starts the kernel as usual.
+Below the launcher is a part in C, whose arguments differ from version to version. The launcher itself starts a kernel
+that needs scratch memory, one on a GPU that is not NVIDIA's, and any where Triton keeps this part elsewhere.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _part_in_c(run: Any, panels: int) -> Optional[_PartInC]:
     known, make = around.get("tensordesc_meta"), getattr(inspect.getmodule(type(run)), "make_tensordesc_arg", None)
     if "launcher" not in around or make is None or not known or len(known) != panels or None in known:
         return None
-    # From Triton 3.9 on there is a third parameter, which the function does not read.
+    # In Triton 3.9 there is a third parameter, which the function does not read.
     unread = (None,) * (len(inspect.signature(make).parameters) - 2)
     return _PartInC(around["launcher"], tuple(lambda panel, of=of: make(panel, of, *unread) for of in known))
 
