@@ -14,6 +14,7 @@ from tests.support.operation_places import on_every_place
 FLOATS = torch.float32, torch.float64, torch.bfloat16, torch.float16
 SHAPE = 130, 70  # more than two square tiles, none of them whole at the edge
 RAGGED = 141, 83  # tiles at the edge have whole squares of what is transposed in registers, and a rest
+ALIGNED = 136, 72  # rows and columns start where an access does
 MIXED_SHAPES = (17, 5), (0, 9), (130, 70), (1, 1), (4, 0), (3, 5000)
 LONG_ROWS = 3, 9001  # more than two runs
 MODES = {"decoupled": 0, "independent": 1, "cautious": 2}
@@ -96,7 +97,7 @@ def test_float64_is_rounded_to_half_precision_in_one_step(pack_, dtype):
     assert packed.flatten().tolist() == [1 + 2 * half, 1 + 2 * half, -1 - 2 * half]
 
 
-@pytest.mark.parametrize("shape", [SHAPE, RAGGED, LONG_ROWS, (1, 1), (5, 1), (1, 5)], ids=str)
+@pytest.mark.parametrize("shape", [SHAPE, RAGGED, ALIGNED, LONG_ROWS, (1, 1), (5, 1), (1, 5)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_strides_do_not_change_a_bit_of_momentum(pack_, shape, dtype):
     values = random(shape, dtype, 0), random(shape, dtype, 1), torch.zeros(shape, dtype=torch.float16)
@@ -108,7 +109,7 @@ def test_strides_do_not_change_a_bit_of_momentum(pack_, shape, dtype):
         assert all(torch.equal(x, y) for x, y in zip((momentum, gradient, packed), expected))
 
 
-@pytest.mark.parametrize("shape", [SHAPE, RAGGED, LONG_ROWS, (1, 1), (5, 1), (1, 5)], ids=str)
+@pytest.mark.parametrize("shape", [SHAPE, RAGGED, ALIGNED, LONG_ROWS, (1, 1), (5, 1), (1, 5)], ids=str)
 @pytest.mark.parametrize("seeded", [False, True], ids=["nearest", "stochastic"])
 def test_strides_do_not_change_a_bit_of_a_parameter(descend_, shape, seeded):
     values = random(shape, torch.bfloat16, 0), random(shape, torch.float32, 1)

@@ -61,7 +61,7 @@ def test_norms_and_quotients_err_by_their_roundings(normalized, shape, dtypes):
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(5, 130, 350), (67, 1, 350)], ids=str)
+@pytest.mark.parametrize("shape", [(5, 130, 350), (5, 136, 352), (67, 1, 350)], ids=str)
 def test_neither_batch_threads_nor_strides_change_a_bit(normalized, shape, dtype):
     """Matrices of one row, such as the lines that equalization divides, share blocks of a GPU."""
     X = random(shape, dtype)
@@ -69,8 +69,9 @@ def test_neither_batch_threads_nor_strides_change_a_bit(normalized, shape, dtype
     expected = normalized(X)
     for count in 2, 3, 16:
         torch.set_num_threads(count)
-        wider = torch.cat([X, X], 2)[:, :, :350]
-        for other in X, X.mT.contiguous().mT, wider:
+        wider = torch.cat([X, X], 2)[:, :, : shape[2]]
+        spaced = torch.cat([X.flatten(1), X[:, 0, :1]], 1)[:, :-1].unflatten(1, shape[1:])
+        for other in X, X.mT.contiguous().mT, wider, spaced:
             assert all(map(torch.equal, normalized(other), expected))
         alone = [normalized(x) for x in X.split(1)]
         assert all(torch.equal(torch.cat(parts), whole) for parts, whole in zip(zip(*alone), expected))

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.test_native_ops import FLOATS, LAYOUTS, LONG_ROWS, RAGGED, SHAPE, names, random
+from tests.kernels.test_native_ops import ALIGNED, FLOATS, LAYOUTS, LONG_ROWS, RAGGED, SHAPE, names, random
 from tests.kernels.test_quantized_momentum import stored
 from tests.support.operation_places import on_every_place
 
 PACKED = torch.float32, torch.bfloat16, torch.float16
 WHOLE = 70, 128  # rows of whole units, so that a contiguous matrix may be walked through as one run
 LONG = [pytest.param(shape, marks=pytest.mark.many_blocks) for shape in (LONG_ROWS, LONG_ROWS[::-1])]
-SHAPES = [SHAPE, RAGGED, WHOLE, WHOLE[::-1], (64, 64), *LONG, (1, 1), (5, 1), (1, 5)]
+SHAPES = [SHAPE, RAGGED, ALIGNED, ALIGNED[::-1], WHOLE, WHOLE[::-1], (64, 64), *LONG, (1, 1), (5, 1), (1, 5)]
 
 pytestmark = [pytest.mark.usefixtures("device"), on_every_place()]
 

@@ -68,15 +68,16 @@ def test_the_compiled_formula_is_the_one_in_python(descend_, formula):
 
 @pytest.mark.parametrize("decay_mode", [0, 1, 2])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(130, 70), (136, 72)], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_halves_have_the_bits_of_a_float32_parameter(descend_, formula, layout, dtype, decay_mode):
+def test_halves_have_the_bits_of_a_float32_parameter(descend_, formula, layout, shape, dtype, decay_mode):
     """Over three steps, whatever the strides of parameter, remainder and update."""
-    master, turned = random((130, 70), 0), LAYOUTS[layout]
+    master, turned = random(shape, 0), LAYOUTS[layout]
     for parameter_layout, remainder_layout in ((turned, turned), (turned, torch.clone), (torch.clone, turned)):
         upper, lower = halves_of(formula, master)
         parameter, remainder, expected = parameter_layout(upper), remainder_layout(lower), master.clone()
         for step in range(3):
-            update, given = turned(random((130, 70), 1 + step, dtype))[None], numbers(0.02, 0.1, 1.5)
+            update, given = turned(random(shape, 1 + step, dtype))[None], numbers(0.02, 0.1, 1.5)
             descend_([parameter], update, *given, decay_mode, remainder=[remainder])
             descend_([expected], update, *given, decay_mode)
         assert torch.equal(formula.joined(parameter, remainder), expected)
