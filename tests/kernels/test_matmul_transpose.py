@@ -118,9 +118,10 @@ def test_the_model_chooses_where_nothing_was_measured(kernel, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
     monkeypatch.setattr(products, "launch_fault", lambda: "")
     device, half = torch.device("cuda", 0), torch.float16
-    chosen = {m: products.select_products(device, half, m, m) for m in (1024, 4096)}
-    assert {m: table.name for m, table in chosen.items()} == {1024: "torch.bmm", 4096: "symmetric_gemm + torch.bmm"}
-    assert {table.source for table in chosen.values()} == {"by the model"}
+    chosen = {m: products.select_products(device, half, m, m) for m in (256, 512, 4096)}
+    chosen = {m: (table.name, table.source) for m, table in chosen.items()}
+    symmetric = "symmetric_gemm + torch.bmm", "by the model"
+    assert chosen == {256: ("torch.bmm", "by default"), 512: symmetric, 4096: symmetric}
     monkeypatch.setattr(gains, "failed", lambda *candidate: {"128-64-8-8-3-1": "wrong"})
     assert products.select_products(device, half, 4096, 4096).name == "torch.bmm"
     monkeypatch.setattr(gains, "failed", lambda *candidate: {})
