@@ -1,4 +1,4 @@
-// A CUDA driver that does nothing: what Triton's launcher asks of one, answered as an H100 would, at once.
+// A CUDA driver that launches nothing: what Triton's launcher asks of one, answered as an H100 would, at once.
 #include <cuda.h>
 #include <string.h>
 
@@ -10,8 +10,8 @@ static char* kept;
 
 long launches_so_far(void) { return launched; }
 
-// From here on each launch leaves in `to` its grid, block, shared memory, function, stream, number of attributes, and
-// its parameters, whose sizes end with a 0; with `to` null none does.
+// After this call each launch copies to `to` its grid, block, shared memory, function, stream and number of attributes,
+// then its parameters, whose sizes in bytes `sizes` lists up to a 0. If `to` is null, nothing is copied.
 void keep_launches(char* to, const long* sizes) {
   kept = to;
   kept_sizes = sizes;
@@ -39,7 +39,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
                                 const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
                                 const cuuint32_t* steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
                                 CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
-  cuuint64_t facts[16] = {(cuuint64_t)address, type, swizzle, fill, rank};  // all that tells two descriptors apart
+  cuuint64_t facts[16] = {(cuuint64_t)address, type, swizzle, fill, rank};  // all in which ours differ
   for (cuuint32_t i = 0; i < rank && i < 3; ++i) {
     facts[5 + i] = sizes[i];
     facts[8 + i] = i + 1 < rank ? strides[i] : 0;

@@ -1,9 +1,10 @@
 // descend_ on the GPU: one pass over parameters and updates, one thread block per tile.
 //
-// The formula of one element is in element.h, the checked arguments are in descend.h; tiles.cuh launches kernels. Tiles
-// whose rows are runs of memory in all tensors are moved in chunks. So are square ones whose lines start where an
-// access does and lie along the same dimension in all; the others go through shared memory (exchange.cuh). Where norms
-// are wanted, squares.cuh sums the squares of the updates, also those of matrices that stay as they are.
+// The formula of one element is in element.h, the checked arguments are in descend.h; tiles.cuh launches kernels. If no
+// norms are wanted, tiles whose rows are runs of memory in all tensors are moved in chunks. So are square ones whose
+// lines start where an access does and lie along the same dimension in all; the others go through shared memory
+// (exchange.cuh). Where norms are wanted, squares.cuh sums the squares of the updates, also those of matrices that stay
+// as they are.
 #include "../optimizer_common/descend.h"
 #include "squares.cuh"
 
@@ -80,7 +81,7 @@ __device__ void split_chunk(T (&values)[kChunk], T (&remainder)[kChunk]) {
   }
 }
 
-// Moves the parameters of a chunk by `update`; `in_chunks`: whether one access takes a whole chunk of them.
+// Moves the parameters of a chunk by `update`; `in_chunks`: whether the widest accesses take a whole chunk of them.
 template <class T, Kind kind>
 __device__ void descend_chunk(const T (&update)[kChunk], const DescendLaunch& call, const Matrix<3>& m, const Box& box,
                               const Chunk& chunk, const Step<T, kind>& step, bool in_chunks) {
@@ -95,7 +96,7 @@ __device__ void descend_chunk(const T (&update)[kChunk], const DescendLaunch& ca
     if constexpr (kind == Kind::kJoined) {
       parameter[i] = join<T>({parameter[i], remainder[i]});
     }
-    // What lies behind the end of a line is not stored. Rows have no scale there, so it takes that of the last place.
+    // What lies past the end of a line is not stored. Rows have no scale there, so it takes that of the last place.
     const int place = min(i, chunk.count - 1);
     parameter[i] = step(parameter[i], update[i], box.row + chunk.row_of(place), box.col + chunk.col_of(place));
   }

@@ -1,9 +1,10 @@
 // momentum_pack_ on the GPU: one pass over gradients, momentum and the packed batch, one thread block per tile.
 //
 // The formula of one element is in element.h, the checked arguments are in momentum_pack.h; tiles.cuh launches kernels.
-// Tiles whose rows are runs of memory in all tensors are moved in chunks. So are square ones whose lines start where an
-// access does and lie along the same dimension in all; the others go through shared memory (exchange.cuh), as do those
-// of momentum in 8 bits (momentum_codes.cuh). Where norms are wanted, squares.cuh sums the squares of what is packed.
+// If no norms are wanted, tiles whose rows are runs of memory in all tensors are moved in chunks. So are square ones
+// whose lines start where an access does and lie along the same dimension in all; the others go through shared memory
+// (exchange.cuh), as do those of momentum in 8 bits (momentum_codes.cuh). Where norms are wanted, squares.cuh sums the
+// squares of what is packed.
 #include "momentum_codes.cuh"
 
 namespace optimizer {

@@ -1,7 +1,7 @@
 // frobenius_norm_ and normalize_ on the GPU: a pass that reads a batch, and one that scales and casts it.
 //
-// The checked arguments are in normalize.h. A batch is one launch, a block for each square tile. To sum squares it
-// brings the tile to shared memory (squares.cuh); to scale, only where the tensors do not both lie in chunks along the
+// The checked arguments are in normalize.h. A batch is one launch, a block for each square tile. To sum squares a block
+// brings its tile to shared memory (squares.cuh); to scale, only where the tensors do not both lie in chunks along the
 // same lines. Matrices of one row are the lines of larger ones: a block takes as many of them as a tile has rows, and
 // gives each the bits that it has alone.
 #include "../optimizer_common/normalize.h"
@@ -42,7 +42,7 @@ __device__ void load_given(Exchange<float>& tile, const TiledBatch& batch, const
   __syncthreads();
 }
 
-// Multiplies each element by by(row).
+// Stores each element times by(row), in the dtype of the result.
 template <class By>
 __device__ void scale(Exchange<float>& tile, const By& by, const TiledBatch& batch, const Matrix<2>& m,
                       const Box& box) {

@@ -57,7 +57,7 @@ __device__ double add_squares(double sum, const T (&values)[kChunk], int count, 
 
 __device__ inline bool sums_along_rows(Squares squares) { return squares == Squares::kByRows; }
 
-// The calling thread's part of the squares of a tile in shared memory, behind a barrier.
+// The calling thread's part of the squares of a tile in shared memory, after a barrier.
 template <class T>
 __device__ double squares_of_tile(const Exchange<T>& tile, ScalarType dtype, Squares squares, const Box& box) {
   double sum = 0;

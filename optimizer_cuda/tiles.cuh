@@ -54,12 +54,12 @@ template <int N>
 struct Entry {
   Matrix<N> matrix;
   bool by_runs;       // tiles are whole rows or long parts of one, runs of memory in all tensors; else they are square
-  bool in_chunks[N];  // of each tensor: one access takes a whole chunk of a line
-  bool is_direct;
+  bool in_chunks[N];  // of each tensor: whole chunks of its lines are moved in accesses of kAccess bytes
+  bool is_direct;     // so are those of all tensors, along the same lines: no tile need go through shared memory
   bool is_open;       // as far as the host knows
 };
 
-// Whether one access takes a whole chunk in all tensors, and their lines lie along the same dimension.
+// Whether whole chunks of all tensors are moved in the widest accesses, and their lines lie along the same dimension.
 template <int N>
 bool lies_directly(const Matrix<N>& m, const bool (&in_chunks)[N]) {
   bool direct = true;

@@ -211,7 +211,7 @@ def test_a_tensor_of_numbers_has_one_for_all_or_one_per_matrix(descend_, device,
 
 @pytest.mark.parametrize("by_columns", [False, True])
 def test_rows_are_scaled_after_the_step(descend_, by_columns):
-    """Columns of 12 end within what one access moves; the scale has nothing behind its last row."""
+    """Columns of 12 end within a chunk; the scale has nothing past its last row."""
     shapes = [(70, 9), (0, 3), (12, 300)]
     values, scale = randoms(shapes, torch.float64, 0), torch.rand(82)
     values = [v.mT.contiguous().mT if by_columns else v for v in values]

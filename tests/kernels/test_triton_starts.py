@@ -73,7 +73,7 @@ def launched_by_triton(launch_cache, operands: tuple):
 
 
 def start_of(launch_cache, operands: tuple):
-    """Return what starts the kernel for operands that lie like these, as a function of operands."""
+    """Return the kernel, and what starts it for operands laid out like these, as a function of operands."""
     kernel = launched_by_triton(launch_cache, operands)
     arranged = launch_cache.arrange(*operands, False, launch_cache.chosen_for(*operands))
     start = launch_cache.prepare(*operands[:2], arranged, kernel)
@@ -103,7 +103,7 @@ def test_it_gets_the_same_where_the_part_below_the_launcher_is_not_known(driver,
 
 
 def test_starts_go_below_the_launcher_of_this_triton(driver, launch_cache):
-    """Or they would cost as much as before, which no result shows."""
+    """Or they would cost as much as Triton's launcher, which no result would show."""
     starts = compiled.kernel_module(compiled.PACKAGE, "triton_starts")
     for layout, panels in ("wide", 2 * starts_descriptors(launch_cache)), ("spread", 0):
         kernel = launched_by_triton(launch_cache, cases.LAYOUTS[layout](new, 64, 128))

@@ -6,7 +6,7 @@ full one:
     seconds = waves (FLOPs of a tile / rate + overhead of a tile) + overhead of a launch
 
 The rates (FLOP/s of a multiprocessor in half precision) and the overheads are assumptions; only their ratios matter.
-Those of 9.0 were chosen after an H200 had been timed. torch's product reaches 97 % of the sustained rate in tiles of
+The rates of 9.0 were set after an H200 had been timed. torch's product reaches 97 % of the sustained rate in tiles of
 128 x 256. The symmetric kernel has tiles of 128 x 128 until something is measured. Nothing is predicted for GPUs of
 other capabilities, nor for sizes with smaller tiles: there torch's products run until something is measured.
 
@@ -51,8 +51,8 @@ TILE = 128
 SQUARE = 256
 
 # Up to this side, by compute capability, the kernel has tiles of 64. With tiles of 128 a matrix of side 768 has only
-# 21, for 108 to 148 multiprocessors; yet on an H200 22 matrices of side 384 are faster with those. Elsewhere it is a
-# guess.
+# 21, for 108 to 148 multiprocessors; yet an H200, once timed, took less time with these for 22 matrices of side 384.
+# For capabilities other than 9.0 the side is a guess.
 SMALL_SIDES, SMALL_SIDE = {90: 256}, 768
 
 # Up to this side the matrices that are worked on together share the cache.

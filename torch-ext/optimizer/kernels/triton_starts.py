@@ -40,7 +40,7 @@ class Panel(NamedTuple):
 
 
 class Descriptors(dict):
-    """The arguments that stand for an operand which is read by a tensor descriptor, by its address."""
+    """By address: the arguments that stand for an operand that a tensor descriptor reads."""
 
     def __init__(self, make: Callable[[Panel], Sequence], shape: list[int], strides: list[int]):
         self._make, self._shape, self._strides = make, shape, strides
@@ -77,7 +77,7 @@ class _PartInC(NamedTuple):
 
 
 def _part_in_c(run: Any, panels: int) -> Optional[_PartInC]:
-    """Return the part of a launcher that takes all arguments as they are; None if that is not known to be all of it."""
+    """Return the part in C of a launcher, which takes all arguments as they are; None if the launcher may do more."""
     needs = "global_scratch_size", "profile_scratch_size", "gsan_enabled"
     if type(run).__name__ != "CudaLauncher" or any(getattr(run, need, 0) for need in needs):
         return None
