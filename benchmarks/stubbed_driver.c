@@ -18,9 +18,10 @@ void keep_launches(char* to, const long* sizes) {
 }
 
 static void keep(const CUlaunchConfig* config, CUfunction function, void** parameters) {
-  const long facts[] = {config->gridDimX,  config->gridDimY,  config->gridDimZ,       config->blockDimX,
-                        config->blockDimY, config->blockDimZ, config->sharedMemBytes, (long)function,
-                        (long)config->hStream, config->numAttrs};
+  const long facts[] = {
+      config->gridDimX,  config->gridDimY,       config->gridDimZ, config->blockDimX,     config->blockDimY,
+      config->blockDimZ, config->sharedMemBytes, (long)function,   (long)config->hStream, config->numAttrs,
+  };
   char* to = memcpy(kept, facts, sizeof(facts)) + sizeof(facts);
   for (const long* size = kept_sizes; *size; to += *size++) {
     memcpy(to, *parameters++, *size);

@@ -115,33 +115,6 @@ __device__ void load_updates(T (&update)[kChunk], const DescendLaunch& call, con
   load(update, dtype, from, chunk.count, entry.is_direct);
 }
 
-// Returns the calling thread's part of the squares, if they are wanted.
-template <class T, Kind kind>
-__device__ double descend_square(Exchange<T>& tile, const DescendLaunch& call, const DescendEntry& entry,
-                                 const Box& box, const Step<T, kind>& step, bool is_open) {
-  const Matrix<3>& m = entry.matrix;
-  const bool along_rows = lies_along_rows(m.views[kParameter]);
-  const bool sums_chunks = call.sums && sums_along_rows(m.squares) == along_rows;
-  double squares = 0;
-  for_each_chunk_of_tile(box, along_rows, [&](const Chunk& chunk, int) {
-    T update[kChunk];
-    load_updates(update, call, entry, box, chunk);
-    if (is_open) {
-      descend_chunk<T, kind>(update, call, m, box, chunk, step, true);
-    }
-    if (sums_chunks) {  // of floats, whatever T is
-      squares = add_squares(squares, update, chunk.count, ScalarType::Float);
-    } else if (call.sums) {
-      to_tile(tile, update, chunk);
-    }
-  });
-  if (call.sums && !sums_chunks) {
-    __syncthreads();
-    squares = squares_of_tile(tile, ScalarType::Float, m.squares, box);
-  }
-  return squares;
-}
-
 template <class T, Kind kind>
 __device__ void descend_place(T update, const DescendLaunch& call, const Matrix<3>& m, int64_t row, int64_t col,
                               const Step<T, kind>& step) {
@@ -197,9 +170,15 @@ __global__ void __launch_bounds__(kThreads, kind == Kind::kPlain ? kManyBlocks :
     });
     return;
   }
-  double squares = 0;
+  double squares;  // of floats, whatever T is
   if (entry.is_direct) {
-    squares = descend_square<T, kind>(updates, call, entry, box, step, is_open);
+    squares = squares_of_chunks(updates, ScalarType::Float, m.squares, box, lies_along_rows(m.views[kParameter]),
+                                [&](const Chunk& chunk, T(&update)[kChunk]) {
+                                  load_updates(update, call, entry, box, chunk);
+                                  if (is_open) {
+                                    descend_chunk<T, kind>(update, call, m, box, chunk, step, true);
+                                  }
+                                });
   } else {
     load_tile(updates, m.views[kUpdate], call.dtypes[kUpdate], box, entry.in_chunks[kUpdate]);
     __syncthreads();

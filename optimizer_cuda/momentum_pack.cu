@@ -33,30 +33,6 @@ __device__ void pack_chunk(T (&update)[kChunk], const PackLaunch& call, const Pa
   store(update, call.dtypes[kPacked], at(kPacked), chunk.count, entry.is_direct);
 }
 
-// Returns the calling thread's part of the squares, if they are wanted.
-template <class T>
-__device__ double pack_square(Exchange<T>& tile, const PackLaunch& call, const PackEntry& entry, const Box& box,
-                              const Averaging<T>& average, bool is_open) {
-  const Matrix<3>& m = entry.matrix;
-  const bool along_rows = lies_along_rows(m.views[kMomentum]);
-  const bool sums_chunks = call.sums && sums_along_rows(m.squares) == along_rows;
-  double squares = 0;
-  for_each_chunk_of_tile(box, along_rows, [&](const Chunk& chunk, int) {
-    T update[kChunk];
-    pack_chunk(update, call, entry, box, chunk, average, is_open);
-    if (sums_chunks) {
-      squares = add_squares(squares, update, chunk.count, call.dtypes[kPacked]);
-    } else if (call.sums) {
-      to_tile(tile, update, chunk);
-    }
-  });
-  if (call.sums && !sums_chunks) {
-    __syncthreads();
-    squares = squares_of_tile(tile, call.dtypes[kPacked], m.squares, box);
-  }
-  return squares;
-}
-
 // Averages the gradients in a tile, which become updates, into momentum.
 template <class T>
 __device__ void average_tile(Exchange<T>& tile, const PackLaunch& call, const PackEntry& entry, const Box& box,
@@ -125,7 +101,11 @@ __global__ void __launch_bounds__(kThreads, std::is_same_v<T, float> ? kManyBloc
   }
   double squares;
   if (entry.is_direct) {
-    squares = pack_square(tile, call, entry, box, average, is_open);
+    const bool along_rows = lies_along_rows(entry.matrix.views[kMomentum]);
+    squares = squares_of_chunks(tile, call.dtypes[kPacked], entry.matrix.squares, box, along_rows,
+                                [&](const Chunk& chunk, T(&update)[kChunk]) {
+                                  pack_chunk(update, call, entry, box, chunk, average, is_open);
+                                });
   } else {
     load_gradients(tile, call, entry, box, is_open);
     if (is_open) {

@@ -69,6 +69,29 @@ __device__ double squares_of_tile(const Exchange<T>& tile, ScalarType dtype, Squ
   return sum;
 }
 
+// Calls work(chunk, values) on the calling thread's chunks of a tile, which sets the values. Returns the thread's part
+// of their squares, if these are wanted: of values in registers, unless squares are summed along the other lines.
+template <class T, class Work>
+__device__ double squares_of_chunks(Exchange<T>& tile, ScalarType dtype, Squares squares, const Box& box,
+                                    bool along_rows, const Work& work) {
+  const bool wanted = squares != Squares::kUnused, in_registers = sums_along_rows(squares) == along_rows;
+  double sum = 0;
+  for_each_chunk_of_tile(box, along_rows, [&](const Chunk& chunk, int) {
+    T values[kChunk];
+    work(chunk, values);
+    if (wanted && in_registers) {
+      sum = add_squares(sum, values, chunk.count, dtype);
+    } else if (wanted) {
+      to_tile(tile, values, chunk);
+    }
+  });
+  if (wanted && !in_registers) {
+    __syncthreads();
+    sum = squares_of_tile(tile, dtype, squares, box);
+  }
+  return sum;
+}
+
 // The sum of the squares of one row of a tile, by one thread, in the order in which a block adds those of a tile with
 // one row: there each chunk has a thread.
 __device__ inline double sum_of_line(const float (&row)[kTileSide + 1], int length) {

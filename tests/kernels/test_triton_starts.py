@@ -72,11 +72,14 @@ def launched_by_triton(launch_cache, operands: tuple):
     return launch_cache.launch_symmetric_gemm(*operands, ABC, launch_cache.chosen_for(*operands))
 
 
+def arranged(launch_cache, operands: tuple):
+    return launch_cache.arrange(*operands, False, launch_cache.chosen_for(*operands))
+
+
 def start_of(launch_cache, operands: tuple):
     """Return the kernel, and what starts it for operands laid out like these, as a function of operands."""
     kernel = launched_by_triton(launch_cache, operands)
-    arranged = launch_cache.arrange(*operands, False, launch_cache.chosen_for(*operands))
-    start = launch_cache.prepare(*operands[:2], arranged, kernel)
+    start = launch_cache.prepare(*operands[:2], arranged(launch_cache, operands), kernel)
     return kernel, lambda A, B, D, C: start(A, B, C if D is None else D, C, *ABC)
 
 
@@ -105,15 +108,10 @@ def test_it_gets_the_same_where_the_part_below_the_launcher_is_not_known(driver,
 def test_starts_go_below_the_launcher_of_this_triton(driver, launch_cache):
     """Or they would cost as much as Triton's launcher, which no result would show."""
     starts = compiled.kernel_module(compiled.PACKAGE, "triton_starts")
-    for layout, panels in ("wide", 2 * starts_descriptors(launch_cache)), ("spread", 0):
-        kernel = launched_by_triton(launch_cache, cases.LAYOUTS[layout](new, 64, 128))
+    for layout in "wide", "spread":  # by descriptors, where the GPU has them, and by addresses
+        operands = cases.LAYOUTS[layout](new, 64, 128)
+        kernel, panels = launched_by_triton(launch_cache, operands), len(arranged(launch_cache, operands).blocks)
         assert starts._part_in_c(kernel.run, panels) is not None
-
-
-def starts_descriptors(launch_cache) -> bool:
-    """Whether operands of this GPU come by descriptors."""
-    operands = cases.LAYOUTS["wide"](new, 64, 128)
-    return bool(launch_cache.arrange(*operands, False, launch_cache.chosen_for(*operands)).blocks)
 
 
 def test_few_descriptors_are_kept(launch_cache):

@@ -51,8 +51,8 @@ TILE = 128
 SQUARE = 256
 
 # Up to this side, by compute capability, the kernel has tiles of 64. With tiles of 128 a matrix of side 768 has only
-# 21, for 108 to 148 multiprocessors; yet an H200, once timed, took less time with these for 22 matrices of side 384.
-# For capabilities other than 9.0 the side is a guess.
+# 21, for 108 to 148 multiprocessors: a guess. On 9.0 batches of sides 512 and 768 are faster with these than torch's
+# product: 64 x 512 x 1280 and 48 x 768 x 768 in benchmarks/results/nvidia-h200-2026-11-27.json.
 SMALL_SIDES, SMALL_SIDE = {90: 256}, 768
 
 # Up to this side the matrices that are worked on together share the cache.
