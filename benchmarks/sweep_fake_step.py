@@ -10,8 +10,8 @@ alone, without what products read and write. A pass that changes an element in p
 never wait for the device; if one does, the exit status is 1.
 
 Two columns are not counts: the time of the kernels by the package's model of products (`benchmarks.predicted_step`),
-which a GPU has yet to confirm, and the goal for it: fused AdamW and 1.2 times the ideal of symmetric products. Both
-take fused AdamW and our passes to move bytes at the same rate.
+which the lab compares with measured steps, and the goal for that time: fused AdamW plus 1.2 times the ideal time of
+symmetric products. Both assume that fused AdamW and our passes move bytes at the same rate.
 """
 
 from __future__ import annotations

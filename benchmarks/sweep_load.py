@@ -4,9 +4,9 @@
 
 The rows, in seconds of the process's own time, which other work on the machine hardly changes:
 
-- `cached get_kernel`, after `import torch, torch.distributed.tensor, torch._dynamo, kernels`: what a user waits for who
-  has these in any case. The package comes from a Hub on this machine and is in the client's cache. The target is
-  CACHED_TARGET seconds.
+- `cached get_kernel`, after `import torch, torch.distributed.tensor, torch._dynamo, kernels`: what a user waits for
+  whose program imports these anyway. The package comes from a Hub on this machine and is in the client's cache. The
+  target is CACHED_TARGET seconds.
 - `package`, after the same imports: the Python files and the library alone. The target is IMPORT_TARGET seconds.
 - `package, without bytecode`: the same where nothing has been compiled to bytecode, as in a fresh download.
 - `package, after torch alone`: with `torch.distributed.tensor`, which the package imports, and without

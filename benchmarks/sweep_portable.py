@@ -3,8 +3,8 @@
     python -m benchmarks.sweep_portable [--build DIR] [--threads N] [--output FILE] [--tiny]
 
 The portable variant has the build's Python files. Both take turns in one process, on the matrices of
-`sweep_bookkeeping`. The ratio is the portable time divided by the compiled one: what a platform pays that no compiled
-library fits.
+`sweep_bookkeeping`. The ratio is the portable time divided by the compiled one: the price on a platform for which no
+compiled library exists.
 
 Results are written row by row. The row of a case that raises has the error, and a later run tries it last.
 """

@@ -65,8 +65,8 @@ __device__ void from_tile(T (&values)[kChunk], const Exchange<T>& tile, const Ch
 }
 
 // Brings a tensor's part of a box to shared memory. The dtype is looked at before the loops, and all elements of a
-// thread are loaded before one is stored: a load after a store would wait for it, since for all the compiler knows both
-// may be of the same place. A barrier must follow.
+// thread are loaded before one is stored: a load after a store would wait for it, because the compiler cannot rule out
+// that both access the same address. A barrier must follow.
 template <class T>
 __device__ void load_tile(Exchange<T>& tile, const View& view, ScalarType dtype, const Box& box, bool in_chunks) {
   const auto from = [&](int row, int col) { return address(view, dtype, box.row + row, box.col + col); };

@@ -29,8 +29,8 @@ struct Averaging {
   T weight, divisor;
   bool nesterov;
 
-  // Writes the new average to m and returns what is packed. With a weight of 1 nothing of the average is left, be it
-  // infinite or NaN.
+  // Writes the new average to m and returns what is packed. With a weight of 1 the new average is the gradient,
+  // even if the old average was infinite or NaN.
   __device__ T operator()(T& m, T value) const {
     const T gradient = value / divisor;
     if (weight == 1) {

@@ -27,7 +27,7 @@ __device__ bool takes_whole_access(const void* address) {
   return reinterpret_cast<uintptr_t>(address) % kAccess == 0;
 }
 
-// Up to kAccess bytes; as many as that start where one access can store them.
+// Moves `count` elements, at most kAccess bytes. If it is exactly kAccess bytes, `to` must be aligned to them.
 template <class T>
 __device__ void move_chunk(T* to, const T* from, int count) {
   constexpr int kElements = kAccess / sizeof(T);
@@ -50,8 +50,8 @@ __device__ void move_chunk(T* to, const T* from, int count) {
   }
 }
 
-// The places of a message follow from the sizes of what is before, flags too, so that rows rarely start where an
-// access does: each has its own first chunk, which is shorter by what it lacks to that.
+// Where a row begins in a message depends on the sizes of everything before it, flags too, so rows are rarely aligned.
+// The first chunk of each row is shortened, so that all later ones start where the widest access does.
 template <class T>
 __device__ void move_runs(const Matrix<2>& m, const Box& box) {
   constexpr int kElements = kAccess / sizeof(T);

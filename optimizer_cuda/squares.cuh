@@ -119,8 +119,8 @@ __device__ void write_tile_sum(double* sums, double of_thread, const Matrix<N>& 
   }
 }
 
-// Launches a pass by launch(). Where norms are wanted, it has memory for the sums of its tiles, and what makes norms of
-// these follows.
+// Launches a pass by launch(). Where norms are wanted, the pass writes the sums of its tiles to new memory, and another
+// launch makes norms of these sums.
 template <class Call, class Launch, class Work>
 void launch_with_norms(const Call& call, Launch& parameters, const Work& launch) {
   if (!call.norms) {

@@ -14,14 +14,14 @@ SAID = {"gpt2-124m": ("GPT-2 124M", 0.7), "llama-1b": ("Llama 1B", 1.9)}
 
 
 def planned_and_taken(kernel, model, way, **settings):
-    """Return the bytes of the largest chain, and the most that the second step holds at a time."""
+    """Return the bytes of the largest chain, the most that the second step holds at a time, and what is explained."""
     with fake_gpu(kernel, way):
         optimizer = fake_optimizer(kernel, MODELS[model], **settings)
         optimizer.step()
         with Allocations() as allocations:
             optimizer.step()
-        chains = plan_of(optimizer).chains()
-    return max(sum(b.memory_bytes + b.work_bytes for b in chain) for chain in chains), allocations.peak
+        planned = max(map(kernel.plan.batches.bytes_of_chain, plan_of(optimizer).chains()))
+        return planned, allocations.peak, optimizer.explain()
 
 
 @pytest.mark.parametrize("settings", [{}, {"equalize": "rows"}, {"second_moment": "long_side"}], ids=str)
@@ -29,15 +29,17 @@ def planned_and_taken(kernel, model, way, **settings):
 @pytest.mark.parametrize("model", SAID)
 def test_a_step_takes_what_its_largest_chain_may(kernel, model, way, settings):
     """The plan counts a copy for norms, which the pass over momentum makes superfluous unless it equalizes."""
-    planned, taken = planned_and_taken(kernel, model, way, **settings)
+    planned, taken, explained = planned_and_taken(kernel, model, way, **settings)
     assert taken <= planned <= 1.6 * taken
+    (note,) = [note for note in explained.notes if note.startswith("memory: ")]
+    assert f" {kernel.explain.writing.bytes_text(planned)} of cuda:0 " in note
 
 
 @pytest.mark.parametrize("way", ["torch", "symmetric"])
 @pytest.mark.parametrize("model", SAID)
 def test_the_faq_says_what_a_step_takes(kernel, repository, model, way):
     name, said = SAID[model]
-    _, taken = planned_and_taken(kernel, model, way)
+    _, taken, _ = planned_and_taken(kernel, model, way)
     assert round(taken / 2**30, 1) == said
     limit = kernel.polar.packing.BATCH_BYTES // 2**20
     text = (repository / "docs/faq.md").read_text()

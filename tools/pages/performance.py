@@ -38,10 +38,10 @@ smallest and the largest of several seeds.
 | error | the distance of a first update from the exact one, as a share of its norm |
 | host ms / 100 matrices | the time that the host needs besides products |
 | predicted ms | the time by the [model](predictions.md), without the host's |
-| torch products predicted, ms | the same of the iteration over torch's products |
-| peak MB | the most that torch has given out at a moment of one step, less what it had given out before the step |
-| kernels | how many were launched, on GPUs only: on real ones without copies and fills, on fake ones with them |
-| of passes | the bytes an element that passes over memory move, without those of products |
+| torch products predicted, ms | the time that the model predicts for the iteration with torch's products |
+| peak MB | the peak of the memory that torch's allocator gives out during one step, above its value before the step |
+| kernels | launches of kernels, on GPUs only; copies and fills count on fake GPUs, not on real ones |
+| of passes | bytes per element that passes over memory move; those of products are not included |
 | ms predicted, of goal | the time of a step by the [model](predictions.md), and the goal for it |
 | over the first | time divided by that of the first build, in the same round |
 | parts, blocks | parts of matrices that a rank holds; pieces that an owner copies between messages and batches |

@@ -86,9 +86,9 @@ compiled one fits. Its products are torch's, and its passes before and after the
 `print(optimizer.build_info().variant)` says which one was loaded.
 
 `python -m tools.pages.platforms` makes this page. It asks the loader, kernels {version}, for each platform with each
-torch from {oldest} to {newest}. A row says what is loaded there, not that anybody has run it. What this repository
-reports of speed and losses is of the compiled variant for CPUs on x86-64; [processors.md](processors.md) has emulated
-processors. Tests train with the portable variants on CPUs of x86-64.
+torch from {oldest} to {newest}. A row says what is loaded there, not that anybody has run it. Unless a page says
+otherwise, speeds and losses in this repository are of the compiled variants, for CPUs on x86-64 or for CUDA on an H200.
+[processors.md](processors.md) has emulated processors. Tests train with the portable variants on CPUs of x86-64.
 """
 
 NVIDIA = """\
@@ -236,7 +236,7 @@ def summary() -> str:
     """Return the table in README.md: the platforms by what they load."""
     kinds = {
         "compiled": "compiled kernels",
-        "portable": "the same by torch's operations, slower",
+        "portable": "portable variants: the same in torch's own operations, slower",
     }
     rows = [(what, "; ".join(places_with(name))) for name, what in kinds.items()]
     return table(("what is loaded", f"with torch {NEW[0]} or newer"), rows)

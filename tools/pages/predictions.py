@@ -40,8 +40,8 @@ INTRODUCTION = """\
 
 This page shows which product a model chooses on a GPU for which no measurement ships: torch's, or our symmetric kernel.
 The choice holds until `warmup()` or `tune()` has measured the size on that GPU, or a file with measurements ships for
-it. `explain()` says whether a model or a measurement decided. **No row of this page was measured.** Beside
-what an [H200](performance.md#nvidia-h200-2026-11-27) took for some of them is what the model says. The model, its
+it. `explain()` says whether a model or a measurement decided. **No figure on this page was measured.** For some of its
+rows [the results of an H200](performance.md#nvidia-h200-2026-11-27) show the measured time. The model, its
 assumptions and their sources are in `torch-ext/optimizer/kernels/predictions.py`; `python -m tools.pages.predictions`
 makes this page. On a GPU `make gpu-lab` first measures the assumptions, each beside what the model says
 (`tools/lab/calibration.py`).

@@ -6,6 +6,7 @@ import math
 from itertools import chain
 from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Union
 
+import torch
 from torch import Tensor
 
 from ..kernels.formats import torch_is_slow
@@ -20,6 +21,7 @@ from ..parameters.matrices import EXPERT_KEYS, is_stack, view_in_group
 from ..parameters.routing import IsMuon, decide, unique_parameters
 from ..parameters.settings import OF_GROUPS, SETTINGS, Group, multiplier_in_group
 from ..parameters.state import has_remainder, state_tensors
+from ..plan.batches import bytes_of_chain, chains
 from ..plan.gram_sums import sums_described
 from ..plan.layout import local_part
 from ..plan.matrix import Matrix
@@ -120,6 +122,7 @@ def explanation_of(
         *map(str, plan.exchanges),
         *map(sums_described, plan.sums),
         *notes,
+        *_memory(plan),
         *_shared_products(plan),
         *_slow_products(plan),
     ]
@@ -139,6 +142,17 @@ def _with_work(row: Route, matrices: Sequence[Matrix], shared: Mapping[tuple[int
     kernel += str(parameter.equalization) + parameter.moments_described + parameter.momentum_described
     owner = owners.pop() if len(owners) == 1 else "several"
     return row._replace(kernel=kernel, owner=owner, flops=sum(matrix.flops for matrix in matrices))
+
+
+def _memory(plan: Plan) -> list[str]:
+    """Return a note for each GPU: the memory that matrices take there which no other rank shares."""
+    most: dict[torch.device, int] = {}
+    for batches in chains(plan.batches, lambda batch: batch):
+        device = batches[0].device
+        if device.type not in ("cpu", "meta"):
+            most[device] = max(most.get(device, 0), bytes_of_chain(batches))
+    beside = "at a time beside parameters, gradients and state, an estimate"
+    return [f"memory: a step takes up to {bytes_text(count)} of {device} {beside}" for device, count in most.items()]
 
 
 def _shared_products(plan: Plan) -> list[str]:

@@ -34,6 +34,7 @@ def batched_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None)
 def _begins_in_a_line(x: Tensor) -> bool:
     """Whether memory on the CPU begins inside a cache line: BLAS may sum such an operand in another order.
 
-    Matrices of a batch do if they have an odd number of elements. So they are copied, and get the bits of one alone.
+    In a batch most matrices do if their size in bytes is not a multiple of 64, such as 3 x 5 in float32. They are
+    copied to memory of their own, so that they get the same bits as alone.
     """
     return type(x) is Tensor and x.is_cpu and not torch.compiler.is_compiling() and x.data_ptr() % _LINE != 0

@@ -41,7 +41,7 @@ def captured(work: Callable[[], object], device: torch.device, pool: Any = None)
             raise
         finally:
             torch._C._cuda_clearCublasWorkspaces()
-            torch.cuda.set_stream(current)  # torch leaves the capture's current if it cannot begin or end the capture
+            torch.cuda.set_stream(current)  # if a capture fails to begin or end, torch leaves its stream current
 
     def start(kept: Callable[[], object] = work) -> None:  # `kept` keeps the graph's tensors alive
         graph.replay()
@@ -56,9 +56,9 @@ _BROKEN: list[torch.cuda.CUDAGraph] = []
 def _end_capture_of_random_numbers(broken: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, index: int) -> None:
     """After a capture that broke, let random numbers be drawn outside of captures again.
 
-    Up to torch 2.11 the device's generator stays in the broken capture until another one ends, and until then dropout
-    raises. So this captures nothing, into a pool of its own: the allocator of pinned memory would still record to the
-    broken one's.
+    Up to torch 2.11 the device's generator belongs to the broken capture until another capture ends, and until then
+    dropout raises. So this makes an empty capture. It gets a new pool, because torch's allocator of pinned memory still
+    records to the pool of the broken capture.
     """
     _BROKEN.append(broken)
     pool = torch.cuda.graph_pool_handle()

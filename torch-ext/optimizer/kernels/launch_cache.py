@@ -2,8 +2,8 @@
 
 At each `kernel[grid](...)` Triton works out again which compiled kernel fits the arguments, and choosing a
 configuration takes about as long. Neither result can change between launches on operands of the same geometry (shapes,
-strides, dtype, alignment). So the first launch stores what Triton compiled together with its arguments, and later ones
-start that (`triton_starts.py`).
+strides, dtype, alignment). So the first launch stores the compiled kernel with its arguments, and later launches
+start that kernel (`triton_starts.py`).
 """
 
 from __future__ import annotations

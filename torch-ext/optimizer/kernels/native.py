@@ -85,8 +85,8 @@ RuntimeError is raised, before anything is written, for arguments that do not fi
 themselves, and for those that certainly share memory with another argument. Certain means that one starts at the
 other's first element, or that one starts inside the other and the other has no gaps; `packed` and `update` count as a
 whole. Two kinds of overlap are not detected, and make the result undefined: two tensors with gaps that start at
-different elements, and a tensor without gaps that starts inside one with gaps. Columns of one matrix, which may be
-entries of a list, look just like that.
+different elements, and a tensor without gaps that starts inside one with gaps. They cannot be told from columns of
+one matrix, which do not overlap and may be entries of a list.
 
 `move_blocks_` takes matrices (B, m, n) of any strides, each size below 2^31, and a contiguous 1-D buffer of the same
 dtype, one of the four above. `blocks` (N, 9) is int64, contiguous, always on the CPU, and read at the call. Each row

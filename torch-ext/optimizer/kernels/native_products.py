@@ -32,7 +32,7 @@ def bfloat16_is_faster() -> bool:
     """Whether this processor multiplies bfloat16 faster than float32.
 
     With AMX it does. With AVX512_BF16 alone AMD's cores do, and Intel's are slower in bfloat16: measured on Zen 4 and
-    on Emerald Rapids (docs/performance.md). A system may refuse AMX to a process; `INSTRUCTIONS` know.
+    on Emerald Rapids (docs/performance.md). `INSTRUCTIONS` has no AMX if the operating system denies it to the process.
     """
     has_amx = INSTRUCTIONS[torch.bfloat16] == "amx" or (IS_PORTABLE and torch.cpu._is_amx_tile_supported())
     return has_amx or (torch.cpu._is_avx512_bf16_supported() and not is_made_by_intel())

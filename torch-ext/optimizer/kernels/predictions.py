@@ -50,9 +50,10 @@ TILE = 128
 # The side of the squares that `hopper_gemm_` computes by pairs of multiprocessors.
 SQUARE = 256
 
-# Up to this side, by compute capability, the kernel has tiles of 64. With tiles of 128 a matrix of side 768 has only
-# 21, for 108 to 148 multiprocessors: a guess. On 9.0 batches of sides 512 and 768 are faster with these than torch's
-# product: 64 x 512 x 1280 and 48 x 768 x 768 in benchmarks/results/nvidia-h200-2026-11-27.json.
+# Up to this side, by compute capability, the kernel has tiles of 64. 768 is a guess: a matrix of side 768 has only 21
+# tiles of 128, fewer than the 108 to 148 multiprocessors. On 9.0 it is 256, since tiles of 128 beat torch's product
+# there for batches of sides 512 and 768 (64 x 512 x 1280 and 48 x 768 x 768 in
+# benchmarks/results/nvidia-h200-2026-11-27.json).
 SMALL_SIDES, SMALL_SIDE = {90: 256}, 768
 
 # Up to this side the matrices that are worked on together share the cache.
@@ -116,8 +117,8 @@ def in_full_waves(gpu: Gpu, m: int, most: int, symmetric: bool) -> int:
     """Return the number of m x m matrices, up to `most`, for which a product takes least time per matrix.
 
     The product is the symmetric kernel's, or torch's: 132 multiprocessors multiply 7 matrices of 768 rows in one wave
-    of torch's tiles, and 11 in two. Above CACHED, `most` fill enough waves. It is also the answer for capabilities
-    without rates.
+    of torch's tiles, and 11 in two. Above CACHED the answer is `most`, which fills enough waves, and so it is
+    for capabilities without rates.
     """
     if gpu.capability not in RATES or m > CACHED:
         return most

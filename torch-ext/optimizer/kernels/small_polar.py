@@ -9,8 +9,8 @@ Newton-Schulz. `scale` must be folded into the coefficients (`with_folded_scale`
 
 X and the square matrices are rounded to the work dtype once per product. Sums run in float32, from k = 0 up, and
 float32 operands are multiplied exactly as they are. C has one rounding. The bits of a matrix do not depend on the batch
-or on the grid. They may depend on the strides of G and on whether its address is a multiple of 16 bytes: by these the
-compiler shares entries among threads, so they decide in which order the squares of the norm are added.
+or on the grid. They may depend on the strides of G and on whether its address is a multiple of 16 bytes: from these the
+compiler decides which thread holds which entries, and so in which order the squares of the norm are added.
 
 Each program has its own part of a scratch buffer, where X is padded with zeros, and the squares, too, if they live
 there: no product needs a mask, and all loads are wide.
@@ -74,7 +74,7 @@ def _small_polar_kernel(
 
 @triton.jit
 def elements_before(matrix, width, SQUARES: tl.constexpr, SIDE: tl.constexpr):
-    """Return how many elements of scratch lie before those of `matrix`: 2^31 or more, where the longest ones come."""
+    """Return how many elements of scratch lie before those of `matrix`, in int64: for long matrices 2^31 or more."""
     return matrix * (SQUARES + SIDE * tl.cast(width, tl.int64))
 
 

@@ -46,7 +46,7 @@ def _symmetric_gemm_kernel(
 ):  # fmt: skip
     """One program computes TILE rows of a square of WIDTH of one matrix A Bᵀ: a tile, or two beside each other.
 
-    Of two tiles in a square on the diagonal the right one may lie above it. It is not stored.
+    In a square on the diagonal, the right one of two tiles may lie above the diagonal. Then it is not stored.
     """
     TILES: tl.constexpr = WIDTH // TILE
     programs = side * (side + 1) // 2 * TILES
@@ -125,7 +125,7 @@ def arrange(
     rows = zip((tile, config.tile), inner)
     blocks = tuple([1, size, config.tile_k] if i else [1, config.tile_k, size] for size, i in rows)
     traits = D is not None, scalars_on_device, descriptors, *inner
-    # Both are symmetric, so transposed ones are the same.
+    # D and C are symmetric, so their row and column strides may be exchanged: the larger one is passed first.
     by_rows = [(x.stride(0), *sorted(x.stride()[1:], reverse=True)) for x in (C if D is None else D, C)]
     return Launch(
         grid=(batch * side * (side + 1) // 2 * (config.tile // tile), 1, 1),

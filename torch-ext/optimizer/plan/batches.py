@@ -115,6 +115,11 @@ class Batch:
 Chain = tuple[Batch, ...]
 
 
+def bytes_of_chain(chain: Iterable[Batch]) -> int:
+    """Return the most bytes that a step takes at a time for a chain, beside parameters, gradients and state."""
+    return sum(batch.memory_bytes + batch.work_bytes for batch in chain)
+
+
 def plan_batches(matrices: Iterable[Matrix], chunk_bytes: Optional[int] = None) -> tuple[Batch, ...]:
     """Return the batches of all `matrices`; inside a batch they keep their order.
 

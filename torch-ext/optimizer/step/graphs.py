@@ -2,10 +2,10 @@
 
     gradients ─ momentum ─► directions ═ graph: normalise, products ═► updates ─ descent ─► parameters
 
-A chain is a batch, or several that share products (`plan.batches.chains`). What schedulers and scalers change, and
-what is missing, offloaded or released, lies before or behind a graph. Chains take turns on one stream, so all graphs of
-an optimizer on one device read one buffer, write another, and share one pool for what lies between. Each also reads the
-norms of its directions, from a buffer of its kind.
+A chain is a batch, or several that share products (`plan.batches.chains`). Everything that may change from step to
+step (learning rates, gradient scales, missing or released gradients, offloaded momentum) is handled before or after
+the graph. Chains take turns on one stream, so all graphs of an optimizer on one device read one buffer, write another,
+and share one pool for temporary tensors. Each also reads the norms of its directions, from a buffer of its own.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def equalized(batch: Batch, packed: Tensor, eps: float) -> Tensor:
 def update_of_factors(factors: Tensor, renormalization: str = "none") -> Tensor:
     """Turn polar factors (B, rows, cols) into updates in place, and return them.
 
-    Without `renormalization` they may be the same part of each matrix.
+    Without `renormalization` the factors may be parts of matrices, such as the same columns of each.
     """
     renormalize_(factors, renormalization)
     return factors

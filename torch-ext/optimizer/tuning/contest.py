@@ -133,7 +133,7 @@ def _prove_table(
 
 
 def _in_one_call(table: Products, chain_dtype: torch.dtype) -> Iterator[Callable[..., Tensor]]:
-    """Yield the iterations that a table makes in one call: with as few steps as do all that steps do."""
+    """Yield each iteration that a table makes in one call, with the fewest steps that show every kind of step."""
     if table.newton_schulz is not None:  # the second step takes what the first has made
         yield partial(newton_schulz, schedule=resolve_schedule("polar_express", 2))
     if table.gram_newton_schulz is not None:  # a window of one step, and one with a step that is neither first nor last

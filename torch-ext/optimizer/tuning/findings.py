@@ -61,8 +61,8 @@ def compete(
     After `proofs_end` on the clock no proof begins, and what is proven by then is raced: the default and torch's
     products in any case. When the race begins, `seconds()` says about how long it may take. Candidates that have failed
     on this machine before are left out. RuntimeError is raised for a candidate that made the GPU unusable; one of ours
-    counts as wrong. Nothing is stored, unless an error or an interrupt ends this: then the wrong candidates are, as
-    they must never be used.
+    counts as wrong. The caller stores the result. If an error or an interrupt ends the contest, the wrong candidates
+    are stored here, because they must never be used.
     """
     key = key_of(task.device)
     known = failed(key, task.need.kernel, task.need.dtype)

@@ -105,7 +105,7 @@ def race(
     """Return the times of each of `works`, and the errors of those that raised.
 
     The race takes about `seconds`, but each work gets LEAST_ROUNDS. Work that is clearly slower gets only its first
-    bursts, of which the faster one is its time. Each work runs for the first time inside `around(name)`. Raises
+    bursts, and its time is the shorter of the two. Each work runs for the first time inside `around(name)`. Raises
     LostGpuError. Out-of-memory errors are raised, too, because they say nothing about the work.
     """
     end = clock.now() + seconds
@@ -158,7 +158,7 @@ def lacks_memory(error: BaseException) -> bool:
 def loses_gpu(error: BaseException) -> bool:
     """Whether the process can no longer use the GPU after this error: LostGpuError, or what torch or Triton raises.
 
-    Errors about what a graph's capture forbids only end the capture. All of them, and no others, speak of capturing.
+    An error about something that a capture forbids ends only the capture. Exactly these errors contain "captur".
     """
     return isinstance(error, LostGpuError) or any(
         words in line and "captur" not in line

@@ -46,8 +46,9 @@ class Tuner:
     def measure(self, task: Task, waiting: int) -> Finding:
         """Measure a task, store the result and return it. `waiting` other tasks share the remaining time.
 
-        Its race gets its share of the time, less what its proofs have taken; but at least the fewest rounds. Its
-        proofs may take more than that, up to half of the time if other tasks wait: else these might never be measured.
+        The task's share is the remaining time divided by the number of tasks. Its race gets what its proofs leave of
+        that, but at least LEAST_ROUNDS rounds. Proofs may exceed the share, but if other tasks wait, none begins after
+        half of the remaining time: otherwise those tasks might never be measured.
         """
         clock, end = self.begin(task.device)
         now = clock.now()
