@@ -19,9 +19,13 @@ from tools.lint import hopper
 from tools.pins.verify import faults
 
 ARCHS = ["sm_100", "sm_75", "sm_80", "sm_90"]
-# Two operations, each in float and in double, one of them also with remainders, the other also in 8 bits; one for each
-# size of the elements that are copied; a norm's two, and the division by it, both also for lines.
-KERNELS = 16
+# Two operations, each in float and in double: one of them also with remainders, and in float without what is rare; the
+# other also in 8 bits. One for each size of the elements that are copied. A norm's two, and the division by it, both
+# also for lines.
+KERNELS = 17
+# The most bytes of a thread on the stack, in float and in double, which is rare: a thread moves 16 elements, each of at
+# least 10 bytes, so 24 are less than a sixth of what it moves.
+STACK = {False: 24, True: 104}
 # They load and store single elements of square tiles, or sum what is left of them.
 BY_TILES = ("sum_squares", "sum_lines", "take_roots", "scale_tiles", "scale_lines", "pack_codes")
 LOADING_TILES = ("sum_squares", "sum_lines", "scale_tiles", "scale_lines")
@@ -53,6 +57,11 @@ def cuobjdump() -> str | None:
     return shutil.which("cuobjdump", path=os.pathsep.join(folders)) or shutil.which("cuobjdump")
 
 
+def in_double(name: str) -> bool:
+    """Whether a kernel's mangled name has double as its first argument."""
+    return re.search(r"(descend_kernel|pack|pack_codes)Id", name) is not None
+
+
 MISSING = what_is_missing()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
@@ -79,11 +88,12 @@ def test_library_has_machine_code_and_ptx_for_newer_archs(look):
     assert set(re.findall(r"\.(sm_\w+)\.ptx", look("-lptx"))) == {"sm_100"}
 
 
-def test_kernels_use_no_stack_and_spill_no_registers(look):
+def test_kernels_keep_little_of_a_thread_on_the_stack(look):
+    """Bounds on blocks (tiles.cuh) push some registers there, into the first cache; tensors move past it."""
     used = re.findall(r"Function (\S+):\s+REG:\d+ STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", look("-res-usage"))
     assert len(used) == KERNELS * len(ARCHS) + HOPPER_KERNELS
-    # Momentum in 8 bits of float64 gradients is rare: 8 bytes on the stack are let be.
-    assert all(int(stack) <= 8 * ("pack_codesId" in name) and local == "0" for name, stack, local in used)
+    assert all(local == "0" for _, _, local in used)
+    assert [name for name, stack, _ in used if int(stack) > STACK[in_double(name)]] == []
 
 
 def test_kernels_load_and_store_16_bytes_at_once(look):
