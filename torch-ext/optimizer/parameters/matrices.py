@@ -128,8 +128,7 @@ def matrix_view(
     if len(shape) > 2 and experts:
         stack_axes, row_axis, col_axes = (0,), 1, (2,)
     elif len(shape) > 2 and conv_mode == "flatten":
-        # Dimensions of size 1 may end up anywhere, because their strides mean nothing.
-        col_axes = tuple(sorted(range(1, p.ndim), key=p.stride, reverse=True))
+        col_axes = _columns_in_memory(p)
     elif len(shape) > 2:
         stack_axes = tuple(range(2, len(shape)))
     stack, cols = (math.prod(shape[axis] for axis in axes) for axes in (stack_axes, col_axes))
@@ -139,12 +138,29 @@ def matrix_view(
     view = MatrixView(stack_axes, row_axis, col_axes, stack, rows, cols, scale)
     if len(col_axes) == 1:
         return view
+    here = part_here(p)
+    view_here = replace(view, rows=here.shape[:1], cols=here.shape[1:].numel())
     try:
-        # Checks the strides only: a sharded parameter's local tensor is cut elsewhere.
-        view.matrices(torch.empty_strided(p.shape, p.stride(), device="meta"))
+        view_here.matrices(torch.empty_strided(here.shape, here.stride(), device="meta"))
     except ValueError as error:
         raise ValueError(f"{name} must be contiguous or channels_last for conv_mode='flatten': {error}") from None
     return view
+
+
+def part_here(p: Tensor) -> Tensor:
+    """Return the part of `p` in this process's memory; `p` itself unless it is a DTensor with a part here.
+
+    Its strides say how elements lie: `distribute_tensor` makes contiguous parts of a tensor with other strides.
+    """
+    part = getattr(p, "_local_tensor", p)  # of a DTensor, which only higher floors know
+    return part if part.numel() and part.ndim == p.ndim else p
+
+
+def _columns_in_memory(p: Tensor) -> tuple[int, ...]:
+    """Return the dimensions behind the first, the slowest in memory first; a stride along size 1 means nothing."""
+    axes = tuple(range(1, p.ndim))
+    long = sorted((axis for axis in axes if p.shape[axis] > 1), key=part_here(p).stride, reverse=True)
+    return axes if long == sorted(long) else (*long, *(axis for axis in axes if p.shape[axis] <= 1))
 
 
 def transposed_view(

@@ -8,7 +8,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from .matrices import moments_in_group
+from .matrices import moments_in_group, part_here
 from .momentum_blocks import blocks_in_group, scales_shape
 from .offload import host_zeros_like
 
@@ -121,7 +121,7 @@ def placed(p: Tensor, value: Tensor, kind: StateTensor, memory: Memory, copy: bo
     if kind.shape is None:
         return value.to(p.device, dtype, copy=copy)
     p = _like(p, kind, memory)
-    alike = value.stride() == p.stride()
+    alike = value.stride() == p.stride() and part_here(value).stride() == part_here(p).stride()
     if kind.on_host:
         on_host = value.device.type == "cpu" and value.is_pinned() == p.is_cuda
         unchanged = alike and on_host and value.dtype == dtype

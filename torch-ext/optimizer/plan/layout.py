@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from ..parameters.matrices import part_here
 from .process_groups import Ranks, this_rank
 from .runs import Runs, chunk, joined, length
 
@@ -130,12 +131,12 @@ def _check_local_shape(name: str, tensor: DTensor, layout: Layout) -> None:
 
 
 def memory_beside(p: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return uninitialized memory of `shape` that is laid out like `p`: same device, mesh, placements and stride order.
+    """Return uninitialized memory of `shape` that is laid out like `p`: same device, mesh, placements, order in memory.
 
     It has the same number of dimensions as `p`. Each is split by its own size: a dimension of size 1 goes to the ranks
     that hold the beginning of that dimension of `p`.
     """
-    order = sorted(range(p.ndim), key=p.stride, reverse=True)
+    order = sorted(range(p.ndim), key=part_here(p).stride, reverse=True)
     if not isinstance(p, DTensor):
         return torch.empty_permuted(shape, order, dtype=dtype, device=p.device)
     layout = layout_of("", p)._replace(shape=tuple(shape))

@@ -189,11 +189,12 @@ def _line_of(name: str, p: Tensor, layout: Layout, group: Group) -> str:
     if callable(group["adjust_lr_fn"]):  # the text of a function may have its address, so what it returns is compared
         settings["adjust_lr_fn"] = _line_of_function(name, p, group)
     order = sorted(range(p.ndim), key=p.stride, reverse=True)
+    columns = view_in_group(name, p, group).col_axes if group["use_muon"] else ()
     if group["use_muon"] and group["ns_dtype"] is None:  # each rank chooses by what its processor multiplies fast
         settings["ns_dtype"] = f"None, here {default_work_dtype(p)}"
     return (
         f"{name} {tuple(p.shape)} {p.dtype} on a mesh {layout.mesh.shape} (ranks {layout.mesh.digest}) split "
-        f"{layout.splits}, in memory {order}, with {settings}"
+        f"{layout.splits}, in memory {order}, columns {columns}, with {settings}"
     )
 
 
