@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import Parameter
 
 from tests.support.small_model import named_parameters, take_steps
@@ -89,6 +90,14 @@ def test_learning_rate_and_decay_are_those_of_the_call(kernel):
     seen = {row.branch: (row.lr, row.weight_decay) for row in optimizer.explain()}
     assert seen == {"muon": (0.25, 0.0), "adamw": (0.125, 0.1)}
     assert {row.branch: (row.lr, row.weight_decay) for row in before} == {"muon": (0.5, 0.1), "adamw": (0.25, 0.1)}
+
+
+@pytest.mark.parametrize("rate", [torch.tensor(0.5), torch.tensor([0.5])], ids=str)
+def test_a_rate_is_shown_as_a_number_under_a_fake_mode_too(kernel, rate):
+    """The mode refuses operations on real tensors."""
+    with FakeTensorMode():
+        (row,) = kernel.Muon([("up.weight", Parameter(torch.ones(8, 8)))], lr=rate).explain()
+    assert row.lr == 0.5
 
 
 def test_a_rate_is_never_fetched_from_a_device(writing):

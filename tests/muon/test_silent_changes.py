@@ -57,6 +57,20 @@ def test_state_that_is_replaced_by_one_of_another_shape_is_refused(kernel, name,
     optimizer.step()
 
 
+@pytest.mark.parametrize("name, key", [("up.weight", "momentum_buffer"), ("up.bias", "exp_avg")])
+def test_state_that_is_resized_in_its_tensor_is_refused(kernel, name, key):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, [0])
+    tensor = optimizer.state[params[name]][key]
+    sound, tensor.data = tensor.data, tensor.data[:-1].clone()
+    set_gradients(params, 1)
+    with pytest.raises(ValueError, match=f"state {key} of {name} has shape"):
+        optimizer.step()
+    tensor.data = sound
+    optimizer.step()
+
+
 def test_state_that_is_removed_and_made_anew_in_another_shape_is_refused(kernel):
     """The new tensor may have the address of the old one."""
     params = named_parameters()

@@ -7,6 +7,8 @@ from typing import Any, Hashable, Iterable, Mapping, Sequence, Union
 
 from torch import Tensor
 
+from ..parameters.setting_values import number_at_hand
+
 # A number that is a separate word of a name, as in `layers.0.up` and `param_0`; not the digit in `w1` or `conv2`.
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])(?:0|[1-9][0-9]*)(?![A-Za-z0-9])")
 
@@ -83,10 +85,9 @@ def flops_text(flops: float) -> str:
 
 
 def plain_number(value: Union[float, Tensor]) -> Union[float, str]:
-    """Return the current value of a group's number; for a tensor that is not on a CPU only its device."""
-    if not isinstance(value, Tensor):
-        return value
-    return value.item() if value.device.type == "cpu" else f"tensor on {value.device}"
+    """Return the current value of a group's number; for a tensor whose number is not at hand only its device."""
+    number = number_at_hand(value)
+    return f"tensor on {number.device}" if isinstance(number, Tensor) else number
 
 
 def effective_lr(group: Mapping[str, Any]) -> Union[float, str]:

@@ -69,11 +69,12 @@ class KnownState:
     """The state of all parameters that was checked last: whose it is, and what kind of tensors it has.
 
     Every step compares it, because nothing tells when somebody removes or replaces some of it. References are weak, so
-    nobody keeps tensors that are replaced. Changes inside of a tensor, as by `.data`, are not noticed.
+    nobody keeps tensors that are replaced. Of changes inside of a tensor, as by `.data`, those of its size are noticed:
+    kernels would read and write behind the end of a smaller one.
     """
 
     def __init__(self, state: State):
-        self._references, self._kinds = _references(state), _kinds(state)
+        self._tensors, self._kinds = _references_and_sizes(state), _kinds(state)
 
     def holds(self, state: State) -> bool:
         """Return whether `state` is of the same parameters in the same order, with tensors of the same kind.
@@ -81,21 +82,25 @@ class KnownState:
         What else wrappers keep there does not matter. It remembers the tensors that it has compared, and looks at each
         of them only if some were replaced since.
         """
-        references = _references(state)
-        is_as_long = len(references) == len(self._references)
-        if is_as_long and all(map(operator.is_, references, self._references)):  # almost always
+        (known, known_sizes), (references, sizes) = self._tensors, _references_and_sizes(state)
+        if sizes == known_sizes and all(map(operator.is_, references, known)):  # almost always
             return True
-        self._references = references
+        self._tensors = references, sizes
         return _kinds(state) == self._kinds
 
 
-def _references(state: State) -> list[weakref.ref]:
-    """Return weak references to all tensors: with no loop in Python, unless somebody keeps numbers beside them."""
+def _references_and_sizes(state: State) -> tuple[list[weakref.ref], list[int]]:
+    """Return weak references to all tensors, and how many elements each has.
+
+    There is no loop in Python, unless somebody keeps numbers beside the tensors.
+    """
     try:
-        return list(map(weakref.ref, itertools.chain.from_iterable(map(dict.values, state.values()))))
+        tensors = list(itertools.chain.from_iterable(map(dict.values, state.values())))
+        return list(map(weakref.ref, tensors)), list(map(Tensor.numel, tensors))
     except TypeError:
         states = [each for each in state.values() if isinstance(each, dict)]
-        return [weakref.ref(value) for each in states for value in each.values() if isinstance(value, Tensor)]
+        tensors = [value for each in states for value in each.values() if isinstance(value, Tensor)]
+        return list(map(weakref.ref, tensors)), list(map(Tensor.numel, tensors))
 
 
 def _kinds(state: State) -> list[Any]:
