@@ -36,6 +36,23 @@ def set_gradients(case: Case, params, step: int) -> None:
         p.grad = part_of(case._replace(seed=step), i).data
 
 
+def step_that_releases(kernel, case: Case) -> tuple[str, bool]:
+    """One rank has another rate; return the error, and whether a gradient of a matrix is left."""
+    optimizer, params = built(kernel, case, release_grads=True)
+    set_gradients(case, params, 1)
+    optimizer.step()
+    set_gradients(case, params, 2)
+    optimizer.param_groups[0]["lr"] = 0.5 if dist.get_rank() == 1 else 0.25
+    with pytest.raises(RuntimeError) as caught:
+        optimizer.step()
+    return str(caught.value), any(p.grad is not None for spec, p in zip(case.specs, params) if "up.weight" in spec.name)
+
+
+def test_an_error_says_that_gradients_were_released(pools):
+    for error, any_left in pools(4).run(step_that_releases, Case(MODEL, {}, seed=0)):
+        assert error.endswith("release_grads=True has freed gradients: run the backward pass again") and not any_left
+
+
 def step_without(kernel, case: Case, number: int, ranks: tuple[int, ...]):
     """Some ranks have no gradient of a parameter; return the error, and whether nothing moved and training goes on."""
     optimizer, params = built(kernel, case)
@@ -149,8 +166,7 @@ def overlapping_sets(kernel, odd_step: int, steps: int):
         except (ValueError, RuntimeError) as error:
             moved = not torch.equal(matrix.to_local(), before[0]), not torch.equal(bias.to_local(), before[1])
             errors.append((step, str(error), moved))
-    if odd_step:
-        optimizer.check_copies()
+    optimizer.check_copies()
     return errors
 
 
@@ -165,13 +181,12 @@ def test_a_dispute_of_some_ranks_leaves_what_others_share_in_step(pools):
 
 
 @on_every_backend()
-def test_a_dispute_of_some_ranks_at_the_first_step_makes_no_other_rank_wait(pools):
-    """They meet the others, too, before they raise."""
-    results = pools(4).run(overlapping_sets, 0, 1)
-    for errors in results[:2]:
-        ((_, error, moved),) = errors
-        assert moved == (False, False) and "'lr': 0.3" in error
-    assert results[2:] == [[], []]
+def test_a_dispute_of_some_ranks_at_the_first_step_stops_all_that_share_with_them(pools):
+    """None of them waits for another one, or moves the bias, and all take the next step together."""
+    for rank, errors in enumerate(pools(4).run(overlapping_sets, 0, 2)):
+        ((step, error, moved),) = errors
+        assert step == 0 and moved == (False, False)
+        assert ("'lr': 0.3" if rank < 2 else "a rank that shares up.bias has met an error") in error
 
 
 def disputed_under_a_scaler(kernel, case: Case):

@@ -561,7 +561,7 @@ class Muon(Optimizer):
         for group in self.param_groups:
             group["rounding_step"] += group["stochastic_rounding"]  # True counts one step
         self._grad_scale = snapshot(scaling.grad_scale)
-        self._agreement.end_step()
+        self._agreement.end_step(self._release_grads)
         return loss
 
     def _update_(self, gradients: Gradients, scalings: Scalings) -> None:

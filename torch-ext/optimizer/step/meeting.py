@@ -180,13 +180,14 @@ class Meeting:
         return dict(zip(self._ranks, statements))
 
 
-def raise_disputes(meetings: Iterable[Meeting]) -> None:
-    """Raise RuntimeError, which names the ranks and the difference, if ranks disagreed in one of the meetings."""
+def raise_disputes(meetings: Iterable[Meeting], cure: str = "") -> None:
+    """Raise RuntimeError, which names the ranks, the difference and the `cure`, if ranks disagreed in a meeting."""
     disputes = [meeting.dispute() for meeting in meetings]  # all of them, because other ranks wait for each
     disputes = [dispute for dispute in disputes if dispute]
     if disputes:
         raise RuntimeError(
             f"the ranks did not take the same step, and nothing that they share was changed: {'; '.join(disputes)}"
+            f"{cure}"
         )
 
 

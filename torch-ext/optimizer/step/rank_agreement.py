@@ -83,10 +83,15 @@ class RankAgreement:
         shared = {ranks: scaling._replace(found_inf=overflow) for ranks, overflow in overflows.items()}
         return Scalings({None: scaling, **shared})
 
-    def end_step(self) -> None:
-        """Raise RuntimeError, which names the ranks and the difference, if it is already known that ranks disagreed."""
+    def end_step(self, released: bool) -> None:
+        """Raise RuntimeError, which names the ranks and the difference, if it is already known that ranks disagreed.
+
+        If gradients were `released`, it says so: another step without a backward pass would lack them.
+        """
         known, self._read = self._read, ()
-        raise_disputes(known)
+        raise_disputes(
+            known, "; release_grads=True has freed gradients: run the backward pass again" if released else ""
+        )
 
     def _meet(
         self, act: str, terms: Mapping[Ranks, Terms], groups: Sequence[Group], scaling: GradientScaling
@@ -95,7 +100,7 @@ class RankAgreement:
         # Not when it is planned: a rank may make or plan some optimizer that the others do not, but here all meet.
         offer_groups(group for group in (reference() for reference in self._groups) if group is not None)
         self._groups = ()  # once for a plan: its ranks meet in the same groups from here on
-        meetings, overflows, errors = [], {}, []
+        meetings, overflows, errors, first_met = [], {}, [], []
         for ranks, shared in sorted(terms.items()):
             known = self._registered.get(ranks)
             is_new = known is None or known.digest != shared.digest
@@ -106,7 +111,10 @@ class RankAgreement:
             meeting = Meeting(ranks, shared, statement)
             overflows[ranks] = meeting.overflow(scaling)
             meetings.append(meeting)
-            if not meeting.is_known and not (is_new and meeting.all_are_new()):
+            all_are_new = is_new and meeting.all_are_new()
+            if all_are_new:
+                first_met.append((ranks, shared))
+            elif not meeting.is_known:
                 _UNREAD[ranks] = weakref.ref(dist.group.WORLD), meeting
                 continue
             error = meeting.mismatch(groups, is_new)
@@ -115,6 +123,7 @@ class RankAgreement:
             elif is_new:
                 number = _new_number(ranks, shared) if known is None else known.number
                 self._registered[ranks] = Registration(shared.digest, number)
+        errors += _errors_elsewhere(first_met, bool(errors))
         if errors:
             raise errors[0]
         return meetings, overflows
@@ -131,6 +140,25 @@ class RankAgreement:
 
     def _is_new(self, ranks: Ranks, digest: Optional[str]) -> bool:
         return self._digests.get(ranks) == digest and ranks not in self._registered
+
+
+def _errors_elsewhere(first_met: Sequence[tuple[Ranks, Terms]], has_failed: bool) -> list[Exception]:
+    """Return an error for each set of ranks that meet with a new plan and of which another one has an error.
+
+    Otherwise this rank would update what they share, and the other one would not. All of them must call it.
+    """
+    errors: list[Exception] = []
+    for ranks, shared in first_met:
+        failed = torch.tensor([has_failed or bool(errors)], dtype=torch.int64, device="cpu").to(shared.device)
+        all_reduce_max_(failed, ranks, "errors of other ranks", listed(shared.names))
+        if failed.item():
+            errors.append(
+                ValueError(
+                    f"a rank that shares {listed(shared.names)} has met an error with other ranks, which says what to "
+                    "change; nothing was changed here either"
+                )
+            )
+    return errors
 
 
 def read_all(terms: Mapping[Ranks, Terms]) -> None:
