@@ -1,4 +1,4 @@
-"""Write docs/predictions.md: how fast a model expects the symmetric product to be on GPUs that nobody has measured.
+"""Write docs/predictions.md: how fast a model expects the symmetric product to be, and what it chooses on each GPU.
 
 python -m tools.pages.predictions [--check]
 """
