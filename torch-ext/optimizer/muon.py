@@ -266,6 +266,10 @@ class Muon(Optimizer):
         self._uncut = getattr(params, "uncut", ())
         params = params_as_list(params, least=1)
         super().__init__(params, defaults)
+        if self._clip is not None:
+            # Only now is their order certain: wrappers may replace or remove parameters, which keep their names.
+            names = {p: name for group in self.param_groups for name, p in named_parameters(group)}
+            self._clip.replace_positions([names[p] for p in self._reasons])  # routing has recorded them as they came
         self._refresh()
         idle = idle_keys(self.param_groups) + ([] if is_muon is None else idle_is_muon(params))
         for line in advice(routed(self.param_groups, self._reasons)) + idle + plain_parts(self.param_groups):

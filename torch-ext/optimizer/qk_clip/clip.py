@@ -20,7 +20,8 @@ from ..parameters.user_warnings import warn_user
 from ..plan.layout import layout_of
 from ..plan.process_groups import Ranks, all_reduce_max_, this_rank, world_size
 from ..rules.scaling import Scalings
-from .heads import Attention, Layer, attentions, clip_settings
+from .heads import Attention, attentions, clip_settings
+from .weights import Layer, without_positions
 
 # After so many steps without any observed logits there is a warning. Checkpoint tools take fewer steps to create state,
 # and so do loops that observe logits every few steps.
@@ -63,6 +64,14 @@ class QKClip:
     def reports(self) -> bool:
         """Whether there is a function to report counts to."""
         return self._report is not None
+
+    def replace_positions(self, given: Sequence[str]) -> None:
+        """Put names in place of the positions in `layers`; `given` are the parameters' names in the user's order.
+
+        Raises ValueError for a position that no parameter has.
+        """
+        if self._settings.layers is not None:
+            self._settings = self._settings._replace(layers=without_positions(self._settings.layers, given))
 
     def follow(self, names: Sequence[str], parameters: Sequence[Tensor], replica_ranks: Optional[Ranks] = None) -> None:
         """Find the attentions of these parameters. If the heads are the same as before, observed logits are kept.

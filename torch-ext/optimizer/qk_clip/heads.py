@@ -17,7 +17,7 @@ from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 from ..parameters.names import bare_name
 from ..parameters.roles import lora_factor
-from .weights import Layer, Shapes, check_logits_follow, found_by_name, named_weights
+from .weights import Layer, Layers, Shapes, check_logits_follow, found_by_name, named_weights
 
 # The weight of queries in `nn.MultiheadAttention(kdim=...)`, which `layers` may name.
 _OF_QUERIES = "q_proj_weight"
@@ -36,7 +36,7 @@ class ClipSettings(NamedTuple):
     num_kv_heads: int  # of fused weights; otherwise it follows from the key weight's rows
     by_head: bool  # whether fused weights have the rows of each key head together, with its queries and values
     latent: Optional[tuple[int, ...]]  # position-free and rotary rows of a query head, value rows of a key head
-    layers: Optional[tuple[tuple[Layer, tuple[Layer, ...]], ...]]
+    layers: Optional[Layers]
     indices: Optional[tuple[tuple[int, ...], ...]]  # for queries and for keys: the head that each logit belongs to
 
 
@@ -69,7 +69,8 @@ def clip_settings(qk_clip: Mapping[str, Any]) -> ClipSettings:
     GPT-NeoX and in timm's MaxViT (False: all queries, then all keys, then all values); `layers`, the names or positions
     of each layer's (query, key) weights or of its fused one, as a sequence, or as a dict from the layer's key (found by
     name); `q_indices`, `k_indices`, the head that each logit belongs to (in order); `is_mla`. Defaults are in
-    parentheses. The key `report` is for the caller. Raises ValueError or TypeError for anything else.
+    parentheses. Positions count the optimizer's parameters from 0 in the order in which the user gave them, tied ones
+    once. The key `report` is for the caller. Raises ValueError or TypeError for anything else.
     """
     if not isinstance(qk_clip, Mapping):
         raise TypeError(f"qk_clip must be a dict of settings, got {type(qk_clip).__name__}")
@@ -215,7 +216,7 @@ def _count(key: str, value: Any) -> int:
     return int(value)
 
 
-def _plain_layers(layers: Any) -> Optional[tuple[tuple[Layer, tuple[Layer, ...]], ...]]:
+def _plain_layers(layers: Any) -> Optional[Layers]:
     if layers is None:
         return None
     items = layers.items() if isinstance(layers, Mapping) else enumerate(layers)

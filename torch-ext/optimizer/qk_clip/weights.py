@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Iterable, Mapping, Sequence, Union
+from typing import Mapping, Sequence, Union
 
 from ..parameters.names import bare_name
 from ..parameters.roles import lora_factor
 
 Layer = Union[str, int]
+Layers = tuple[tuple[Layer, tuple[Layer, ...]], ...]  # each layer's key, and its weights by names or positions
 Shapes = Mapping[str, tuple[int, ...]]
 Weights = dict[tuple[Layer, ...], list[str]]  # layer's keys -> names: a query and a key weight, or a fused one
 
@@ -23,13 +24,26 @@ _ROLES = {
 _NORMS = re.compile(r"^(q|k|qk|query|key)_?(layer)?_?norm$|^norm_?(q|k|qk)$")
 
 
-def named_weights(layers: Iterable[tuple[Layer, tuple[Layer, ...]]], shapes: Shapes) -> Weights:
-    """Return the names of the weights that `layers` gives by name or by position."""
-    by_key: dict[Layer, str] = {**dict(enumerate(shapes)), **{name: name for name in shapes}}
-    missing = [name for _, names in layers for name in names if name not in by_key]
+def without_positions(layers: Layers, given: Sequence[str]) -> Layers:
+    """Return `layers` with a name in place of each position, which counts the names `given`.
+
+    Raises ValueError for a position that is not in them.
+    """
+    positions = [weight for _, weights in layers for weight in weights if isinstance(weight, int)]
+    outside = [position for position in positions if not 0 <= position < len(given)]
+    if outside:
+        raise ValueError(
+            f"layers of qk_clip have the position {outside[0]}, and {len(given)} parameters were given, counted from 0"
+        )
+    return tuple((layer, tuple(given[w] if isinstance(w, int) else w for w in weights)) for layer, weights in layers)
+
+
+def named_weights(layers: Layers, shapes: Shapes) -> Weights:
+    """Return the names of the weights of `layers`, which are in `shapes`."""
+    missing = [name for _, names in layers for name in names if name not in shapes]
     if missing:
         raise ValueError(f"qk_clip names weights that are not parameters: {missing}")
-    return {(layer,): [by_key[name] for name in names] for layer, names in layers}
+    return {(layer,): list(names) for layer, names in layers}
 
 
 def found_by_name(shapes: Shapes) -> Weights:
