@@ -84,6 +84,24 @@ def test_motif_indices_name_the_head_of_each_logit(plan, is_mla):
     assert [run.heads for run in of_k if run.exponent == 0.5] == [(0, 1, 2)]
 
 
+@pytest.mark.parametrize(
+    "absent", [{}, {"q_indices": None}, {"k_indices": None}, {"q_indices": None, "k_indices": None}]
+)
+def test_indices_that_are_missing_or_none_have_their_defaults(plan, absent):
+    """Logits belong to query heads in order, and to the key heads that these share."""
+    defaults = {"q_indices": [0, 1, 2, 3], "k_indices": [0, 0, 1, 1]}
+    expected = plan({"head_dim": 4}, pair(4, 2))
+    for key in (*defaults, None):
+        given = {} if key is None else {key: defaults[key]}
+        assert plan({"head_dim": 4, **absent, **given}, pair(4, 2)) == expected
+
+
+def test_keys_follow_the_queries_whose_logits_have_another_order(plan):
+    of_q, of_k = plan({"head_dim": 4, "q_indices": [3, 0]}, pair(4, 2))[0].weights.values()
+    assert [run.heads for run in of_q] == [(1,), (), (), (0,)]
+    assert [run.heads for run in of_k] == [(1,), (0,)]
+
+
 def test_motifs_default_configuration_scales_nothing(plan):
     made = plan({"q_indices": [], "k_indices": [], "head_dim": 4, "threshold": 100}, pair(2))
     assert not any(run.heads for runs in made[0].weights.values() for run in runs)
@@ -150,8 +168,8 @@ BY_INDEX = {"head_dim": 4, "num_kv_heads": 2, "by_head": True, "q_indices": [0, 
         (LATENT, {"a.qkv.weight": (42, 8)}, "needs a query and a key weight for latent attention"),
         ({"head_dim": 4, "layers": [("q", "k")]}, {"q": (8, 8)}, r"not parameters: \['k'\]"),
         ({"head_dim": 4, "layers": [("q", "q")]}, {"q": (8, 8)}, "q is in several"),
-        ({"head_dim": 4, "q_indices": [2]}, pair(2), r"heads below 2, got \(2,\)"),
-        ({"head_dim": 4, "q_indices": [0, 1, 1]}, pair(2), "at most 2 heads"),
+        ({"head_dim": 4, "q_indices": [2]}, pair(2), r"^q_indices of qk_clip .* heads below 2, got \(2,\)"),
+        ({"head_dim": 4, "k_indices": [0, 1, 1]}, pair(2), "^k_indices of qk_clip .* at most 2 heads"),
         (BY_INDEX, {"a.qkv.weight": (28, 8)}, r"3 query heads of a\.qkv\.weight cannot share 2 key heads evenly"),
     ],
 )

@@ -37,7 +37,8 @@ class ClipSettings(NamedTuple):
     by_head: bool  # whether fused weights have the rows of each key head together, with its queries and values
     latent: Optional[tuple[int, ...]]  # position-free and rotary rows of a query head, value rows of a key head
     layers: Optional[Layers]
-    indices: Optional[tuple[tuple[int, ...], ...]]  # for queries and for keys: the head that each logit belongs to
+    # For queries and for keys: the head that each logit belongs to, None by default.
+    indices: tuple[Optional[tuple[int, ...]], ...]
 
 
 class Run(NamedTuple):
@@ -64,13 +65,14 @@ def clip_settings(qk_clip: Mapping[str, Any]) -> ClipSettings:
     """Return the settings in `qk_clip`, which may also be a `clip_config` of the Motif kernel.
 
     Keys: `threshold` (100); `alpha` (0.5); `head_dim`, the rows of a head, or for latent attention `qk_nope_head_dim`,
-    `qk_rope_head_dim` and `v_head_dim`; `num_kv_heads` of fused weights (as many as query heads); `by_head`, whether
-    a fused weight has the queries, the key and the values of the first key head, then those of the second one, as in
+    `qk_rope_head_dim` and `v_head_dim`; `num_kv_heads` of fused weights (as many as query heads); `by_head`, whether a
+    fused weight has the queries, the key and the values of the first key head, then those of the second one, as in
     GPT-NeoX and in timm's MaxViT (False: all queries, then all keys, then all values); `layers`, the names or positions
     of each layer's (query, key) weights or of its fused one, as a sequence, or as a dict from the layer's key (found by
-    name); `q_indices`, `k_indices`, the head that each logit belongs to (in order); `is_mla`. Defaults are in
-    parentheses. Positions count the optimizer's parameters from 0 in the order in which the user gave them, tied ones
-    once. The key `report` is for the caller. Raises ValueError or TypeError for anything else.
+    name); `q_indices`, the query head that each logit belongs to (in order); `k_indices`, its key head (that of its
+    query head); `is_mla`. Defaults are in parentheses. Positions count the optimizer's parameters from 0 in the order
+    in which the user gave them, tied ones once. The key `report` is for the caller. Raises ValueError or TypeError for
+    anything else.
     """
     if not isinstance(qk_clip, Mapping):
         raise TypeError(f"qk_clip must be a dict of settings, got {type(qk_clip).__name__}")
@@ -85,9 +87,7 @@ def clip_settings(qk_clip: Mapping[str, Any]) -> ClipSettings:
     is_mla = qk_clip.get("is_mla", any(latent))
     if not (all(latent) if is_mla else counts["head_dim"]):
         raise ValueError(f"qk_clip needs {', '.join(_LATENT) if is_mla else 'head_dim'}, got {dict(qk_clip)}")
-    indices = None
-    if any(key in qk_clip for key in _INDICES):
-        indices = tuple(tuple(_count(key, i) for i in qk_clip.get(key) or ()) for key in _INDICES)
+    indices = tuple(_heads_of_logits(key, qk_clip.get(key)) for key in _INDICES)
     layers, by_head = _plain_layers(qk_clip.get("layers")), qk_clip.get("by_head", False)
     if not isinstance(by_head, bool):
         raise TypeError(f"by_head of qk_clip must be True or False, got {by_head!r}")
@@ -188,16 +188,16 @@ def _whole_heads(name: str, shapes: Shapes, rows: int) -> int:
 
 def _logits_of_heads(settings: ClipSettings, name: str, queries: int, keys: int) -> list[list[tuple[int, ...]]]:
     """Return, for each query head and for each key head, the numbers of the logits that it contributes to."""
-    indices = settings.indices
-    if indices is None:
+    of_queries, of_keys = settings.indices
+    of_queries = tuple(range(queries)) if of_queries is None else of_queries
+    if of_keys is None:
         if keys < 1 or queries < 1 or queries % keys:
             raise ValueError(f"the {queries} query heads of {name} cannot share {keys} key heads evenly")
-        shared = queries // keys
-        indices = tuple(range(queries)), tuple(i // shared for i in range(queries))
+        of_keys = tuple(head // (queries // keys) for head in of_queries)
     logits_of_heads = []
-    for head_of_logit, heads in zip(indices, (queries, keys)):
+    for key, head_of_logit, heads in zip(_INDICES, (of_queries, of_keys), (queries, keys)):
         if len(head_of_logit) > queries or (head_of_logit and max(head_of_logit) >= heads):
-            raise ValueError(f"indices of qk_clip must be at most {queries} heads below {heads}, got {head_of_logit}")
+            raise ValueError(f"{key} of qk_clip must be at most {queries} heads below {heads}, got {head_of_logit}")
         logits: list[list[int]] = [[] for _ in range(heads)]
         for logit, head in enumerate(head_of_logit):
             logits[head].append(logit)
@@ -208,6 +208,10 @@ def _logits_of_heads(settings: ClipSettings, name: str, queries: int, keys: int)
 def _runs(logits_of_heads: Iterable[tuple[int, ...]], parts: Iterable[tuple[int, float]]) -> tuple[Run, ...]:
     """Return the runs of a weight in which each head consists of these parts, (rows, exponent)."""
     return tuple(Run(rows, logits, exponent) for logits in logits_of_heads for rows, exponent in parts if rows)
+
+
+def _heads_of_logits(key: str, value: Any) -> Optional[tuple[int, ...]]:
+    return None if value is None else tuple(_count(key, head) for head in value)
 
 
 def _count(key: str, value: Any) -> int:
