@@ -31,6 +31,37 @@ def test_an_error_in_the_report_changes_nothing_and_the_next_step_goes_on(kernel
     assert told == [(3, 0), (3, 0)]
 
 
+@pytest.mark.parametrize("report", [5, "print", [print]], ids=str)
+def test_a_report_that_is_no_function_is_refused_at_once(kernel, report):
+    with pytest.raises(TypeError, match=r"report of qk_clip must be a function of two counts, or None, got"):
+        muon(kernel, KINDS["mha"], clip=dict(report=report))
+    muon(kernel, KINDS["mha"], clip=dict(report=None))
+
+
+@pytest.mark.parametrize(
+    "layer, logits, error, words",
+    [
+        (
+            "attn",
+            torch.ones(4, dtype=torch.complex64),
+            TypeError,
+            "layer 'attn' must be .* got torch.complex64 in torch.st",
+        ),
+        ("attn", torch.ones(4, dtype=torch.bool), TypeError, "layer 'attn' must be .* got torch.bool in torch.strided"),
+        ("attn", torch.ones(4).to_sparse(), TypeError, "layer 'attn' must be .* got torch.float32 in torch.sparse_coo"),
+        ("attn", ["1.0"], TypeError, r"must be a tensor \(\.\.\., heads\), got list"),
+        (["attn"], torch.ones(4), ValueError, r"has no layer \['attn'\], only 'attn'"),
+    ],
+)
+def test_observations_of_another_kind_are_refused_and_change_nothing(kernel, layer, logits, error, words):
+    attention = copy.deepcopy(KINDS["mha"])
+    optimizer, before = muon(kernel, attention), copy.deepcopy(attention.named)
+    with pytest.raises(error, match=words):
+        optimizer.observe_qk_logits(layer, logits)
+    optimizer.step()
+    assert same_bits(attention.named, before) and optimizer.metrics()["heads_not_finite"] == 0
+
+
 @pytest.mark.filterwarnings("error:qk_clip was given")
 def test_a_warning_that_is_an_error_changes_nothing(kernel):
     attention, raised = copy.deepcopy(KINDS["mha"]), 0

@@ -318,8 +318,8 @@ class Muon(Optimizer):
 
         Pass the scaled logits that enter the softmax, with -inf for heads that only other ranks have. It does not wait
         for the device. Raises ValueError without `qk_clip`, for an unknown layer, and for a wrong number of heads;
-        TypeError for logits that are not a tensor. State dicts do not have the logits: save after a step. Loading one
-        forgets them.
+        TypeError for logits that are no dense tensor of floating-point numbers. State dicts do not have the logits:
+        save after a step. Loading one forgets them.
         """
         if self._clip is None:
             raise ValueError("observe_qk_logits needs Muon(..., qk_clip={...})")

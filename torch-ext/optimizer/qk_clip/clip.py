@@ -9,11 +9,12 @@ Source: Kimi Team, Kimi K2, arXiv:2507.20534, section 2.1 and algorithm 1.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Collection, Mapping, Optional, Sequence
+from typing import Any, Callable, Collection, Hashable, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
 
+from ..iteration import DTYPES
 from ..kernels.formats import exact_dtype
 from ..parameters.names import repeated
 from ..parameters.user_warnings import warn_user
@@ -38,6 +39,8 @@ class QKClip:
     def __init__(self, settings: Mapping[str, Any]):
         self._settings = clip_settings(settings)
         self._report: Optional[Callable[[int, int], None]] = settings.get("report")
+        if self._report is not None and not callable(self._report):
+            raise TypeError(f"report of qk_clip must be a function of two counts, or None, got {self._report!r}")
         self._parameters: dict[str, Tensor] = {}
         self._attentions: list[Attention] = []
         self._ranks: Optional[Ranks] = None  # that share the weights
@@ -121,9 +124,10 @@ class QKClip:
 
         `logits` are each head's largest logits before the softmax, with the scale that the softmax sees, or upper
         bounds of them such as log-sum-exps. They are on the parameters' device, and nothing waits for it. A NaN stays
-        until the next good step. Raises ValueError for an unknown layer, another number of heads, or another device.
+        until the next good step. Raises ValueError for an unknown layer, another number of heads, or another device;
+        TypeError for another kind of numbers, and for sparse ones.
         """
-        attention = self._by_key.get(layer)
+        attention = self._by_key.get(layer) if isinstance(layer, Hashable) else None
         if attention is None:
             raise ValueError(f"qk_clip has no layer {layer!r}, only {', '.join(map(repr, self._by_key))}")
         heads, device = attention.heads, self._largest.device
@@ -131,6 +135,11 @@ class QKClip:
             raise ValueError(
                 f"logits of layer {layer!r} must be (..., {heads}) on {device}, "
                 f"got {tuple(logits.shape)} on {logits.device}"
+            )
+        if logits.dtype not in DTYPES or logits.layout != torch.strided:
+            raise TypeError(
+                f"logits of layer {layer!r} must be a dense tensor of {', '.join(map(str, DTYPES))}, "
+                f"got {logits.dtype} in {logits.layout}"
             )
         self._unobserved = None
         if logits.numel():

@@ -17,7 +17,9 @@ from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 from ..parameters.names import bare_name
 from ..parameters.roles import lora_factor
-from .weights import Layer, Layers, Shapes, check_logits_follow, found_by_name, named_weights
+from ..parameters.sequences import is_sequence
+from ..parameters.setting_values import flag, plain_number, plain_positive
+from .weights import Layer, Layers, Shapes, check_logits_follow, found_by_name, named_weights, plain_layers
 
 # The weight of queries in `nn.MultiheadAttention(kdim=...)`, which `layers` may name.
 _OF_QUERIES = "q_proj_weight"
@@ -78,19 +80,19 @@ def clip_settings(qk_clip: Mapping[str, Any]) -> ClipSettings:
         raise TypeError(f"qk_clip must be a dict of settings, got {type(qk_clip).__name__}")
     unknown = set(qk_clip) - _KEYS - {"report"}  # which is for the caller
     if unknown:
-        raise ValueError(f"qk_clip has no keys {sorted(unknown)}, only {', '.join(sorted(_KEYS))}")
-    threshold, alpha = float(qk_clip.get("threshold", 100)), float(qk_clip.get("alpha", 0.5))
-    if not 0 < threshold < float("inf") or not 0 <= alpha <= 1:
-        raise ValueError(f"qk_clip needs a threshold above 0 and alpha in [0, 1], got {threshold} and {alpha}")
+        raise ValueError(f"qk_clip has no keys {sorted(map(str, unknown))}, only {', '.join(sorted(_KEYS))}")
+    threshold = plain_positive("threshold of qk_clip", qk_clip.get("threshold", 100))
+    alpha = plain_number("alpha of qk_clip", qk_clip.get("alpha", 0.5))
+    if alpha > 1:
+        raise ValueError(f"alpha of qk_clip must be at most 1, got {alpha}")
     counts = {key: _count(key, qk_clip.get(key) or 0) for key in _COUNTS}
     latent = tuple(counts[key] for key in _LATENT)
-    is_mla = qk_clip.get("is_mla", any(latent))
+    is_mla = flag("is_mla of qk_clip", qk_clip.get("is_mla", any(latent)))
     if not (all(latent) if is_mla else counts["head_dim"]):
         raise ValueError(f"qk_clip needs {', '.join(_LATENT) if is_mla else 'head_dim'}, got {dict(qk_clip)}")
     indices = tuple(_heads_of_logits(key, qk_clip.get(key)) for key in _INDICES)
-    layers, by_head = _plain_layers(qk_clip.get("layers")), qk_clip.get("by_head", False)
-    if not isinstance(by_head, bool):
-        raise TypeError(f"by_head of qk_clip must be True or False, got {by_head!r}")
+    layers, by_head = qk_clip.get("layers"), flag("by_head of qk_clip", qk_clip.get("by_head", False))
+    layers = None if layers is None else plain_layers(layers)
     head_dim, num_kv_heads = counts["head_dim"], counts["num_kv_heads"]
     return ClipSettings(threshold, alpha, head_dim, num_kv_heads, by_head, latent if is_mla else None, layers, indices)
 
@@ -211,20 +213,14 @@ def _runs(logits_of_heads: Iterable[tuple[int, ...]], parts: Iterable[tuple[int,
 
 
 def _heads_of_logits(key: str, value: Any) -> Optional[tuple[int, ...]]:
-    return None if value is None else tuple(_count(key, head) for head in value)
+    if value is None:
+        return None
+    if not is_sequence(value):
+        raise TypeError(f"{key} of qk_clip must be numbers of heads, got {value!r}")
+    return tuple(_count(key, head) for head in value)
 
 
 def _count(key: str, value: Any) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{key} of qk_clip must be a whole number of at least 0, got {value!r}")
     return int(value)
-
-
-def _plain_layers(layers: Any) -> Optional[Layers]:
-    if layers is None:
-        return None
-    items = layers.items() if isinstance(layers, Mapping) else enumerate(layers)
-    plain = tuple((key, (names,) if isinstance(names, (str, int)) else tuple(names)) for key, names in items)
-    if not plain or not all(1 <= len(names) <= 2 for _, names in plain):
-        raise ValueError(f"layers of qk_clip must each have a fused weight, or query and key, got {layers!r}")
-    return plain

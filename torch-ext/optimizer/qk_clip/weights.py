@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Mapping, Sequence, Union
+from typing import Any, Mapping, Sequence, Union
 
 from ..parameters.names import bare_name
 from ..parameters.roles import lora_factor
+from ..parameters.sequences import is_sequence
 
 Layer = Union[str, int]
 Layers = tuple[tuple[Layer, tuple[Layer, ...]], ...]  # each layer's key, and its weights by names or positions
@@ -22,6 +23,27 @@ _ROLES = {
 }
 # Modules beside them that bring queries or keys to one size, so that the size of their weights does not matter.
 _NORMS = re.compile(r"^(q|k|qk|query|key)_?(layer)?_?norm$|^norm_?(q|k|qk)$")
+
+
+def plain_layers(layers: Any) -> Layers:
+    """Return `layers` as tuples; TypeError or ValueError unless each has a key and one or two names or positions."""
+    if not isinstance(layers, Mapping) and not is_sequence(layers):
+        raise TypeError(f"layers of qk_clip must be a sequence or a dict of layers, got {layers!r}")
+    plain = []
+    for key, weights in layers.items() if isinstance(layers, Mapping) else enumerate(layers):
+        if not _is_layer(key):
+            raise TypeError(f"layers of qk_clip must have names or numbers as keys, got {key!r}")
+        names = weights if is_sequence(weights) else (weights,)
+        if not all(map(_is_layer, names)):
+            raise TypeError(f"layers of qk_clip must each have one or two names or positions, got {weights!r}")
+        plain.append((key, tuple(names)))
+    if not plain or not all(1 <= len(names) <= 2 for _, names in plain):
+        raise ValueError(f"layers of qk_clip must each have a fused weight, or query and key, got {layers!r}")
+    return tuple(plain)
+
+
+def _is_layer(value: Any) -> bool:
+    return isinstance(value, (str, int)) and not isinstance(value, bool)
 
 
 def without_positions(layers: Layers, given: Sequence[str]) -> Layers:
