@@ -121,3 +121,10 @@ def test_a_heads_name_is_lost_within_the_head(kernel):
         warnings.simplefilter("error")
         optimizer = made("head")
     assert {row.name: row.branch for row in optimizer.explain()}["head.weight"] == "adamw"
+
+
+@pytest.mark.parametrize("names", [None, "ab"])
+def test_names_of_a_group_are_a_list(kernel, names):
+    params = [Parameter(torch.ones(4, 4)), Parameter(torch.ones(4, 4))]
+    with pytest.raises(TypeError, match=f"^param_names must be a list of names, got {names!r}"):
+        kernel.Muon([{"params": params, "param_names": names}])

@@ -116,6 +116,23 @@ def test_a_group_is_added_as_the_constructor_takes_it(kernel):
         grown.add_param_group({"params": [nn.Parameter(torch.eye(8))]})
 
 
+@pytest.mark.parametrize(
+    "names, error, words",
+    [
+        (["a"], ValueError, "1 names were given for 2 params"),
+        (["a", "b", "c"], ValueError, "3 names were given for 2 params"),
+        (None, TypeError, "names must be a list of names, got None"),
+        ("ab", TypeError, "names must be a list of names, got 'ab'"),
+    ],
+)
+def test_no_parameter_is_without_a_name_if_names_are_given(kernel, names, error, words):
+    group = {"params": [nn.Parameter(torch.eye(8)) for _ in range(2)], "use_muon": True}
+    with pytest.raises(error, match=f"^{words}"):
+        kernel.compat.Muon([{**group, "names": names}])
+    optimizer = kernel.compat.Muon([{**group, "params": iter(group["params"]), "names": dict.fromkeys("ab").keys()}])
+    assert optimizer.param_groups[0]["param_names"] == ["a", "b"]
+
+
 def attention_groups(kernel):
     weights = {f"layers.3.attn.{name}.weight": nn.Parameter(torch.eye(8)) for name in ("q_proj", "k_proj")}
     return weights, [{"params": list(weights.values()), "names": list(weights), "use_muon": True}]

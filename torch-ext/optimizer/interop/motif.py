@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from ..kernels.gram_matrix import matmul_transpose
 from ..muon import Muon as MuonOfPackage
+from ..parameters.groups import params_with_names
 from ..parameters.names import bare_name
 from ..plan.exchanges import ExchangeOptions
 from ..polar.factors import orthogonalize
@@ -61,7 +62,8 @@ class Muon(MuonOfPackage):
         use_distributed_muon: only False; its results are the same.
         expert_keys: components of the names of stacks; it has no effect, since all 3-d parameters are stacks here.
 
-    Raises ValueError for groups without `use_muon` and for unsupported values, and the errors of `Muon`.
+    Raises ValueError for groups without `use_muon`, for other numbers of `names` than of parameters, and for
+    unsupported values; and the errors of `Muon`.
     """
 
     def __init__(
@@ -208,7 +210,10 @@ def _schedule() -> Schedule:
 
 
 def _group(position: int, group: Any, momentum: float) -> dict[str, Any]:
-    """Return a group of the kernel as a group for `Muon`; ValueError if it has no `use_muon`."""
+    """Return a group of the kernel as a group for `Muon`.
+
+    Raises ValueError if it has no `use_muon`, and ValueError or TypeError for `names` that do not fit its `params`.
+    """
     if not isinstance(group, Mapping) or group.get("use_muon") is None:
         raise ValueError(
             f"group {position} does not set use_muon: write Muon(get_default_muon_param_groups(model), ...), or the "
@@ -216,7 +221,7 @@ def _group(position: int, group: Any, momentum: float) -> dict[str, Any]:
         )
     changed = {key: value for key, value in group.items() if key not in ("names", "none_grad")}
     if "names" in group:
-        changed["params"] = list(zip(group["names"], group["params"]))
+        changed["params"] = params_with_names(group, "names")
     return {"eps": (1 - group.get("momentum", momentum)) * _EPS, **changed} if group["use_muon"] else changed
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Mapping, Optional, Sequence
+from typing import Any, Collection, Iterator, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -75,7 +75,7 @@ def _halves(
     """Return the parameters of `group` by branch and name, and the reason for the branch of each."""
     halves: dict[str, dict[str, Tensor]] = {"muon": {}, "adamw": {}}
     reasons = {}
-    for names, p in unique_parameters(_named_parameters(group), first):
+    for names, p in unique_parameters(params_with_names(group), first):
         stack = is_stack(names[0], p.ndim, settings["expert_keys"], settings["stacked"])
         branch, reasons[p] = (forced, reason_of(group)) if forced else decide(names, p, is_muon, stack)
         check_trainable(names[0], p)
@@ -239,13 +239,19 @@ def _check_same_stacks(loaded: Group, expert_keys: Sequence[str]) -> None:
             )
 
 
-def _named_parameters(group: Group) -> list:
-    """Return the `params` of a group as a list, paired with its `param_names` if it has them."""
+def params_with_names(group: Group, key: str = "param_names") -> list:
+    """Return the `params` of a group as a list, paired with the names under `key` if it has them.
+
+    Raises TypeError for anything but names, and ValueError for another number of names than of parameters.
+    """
     if "params" not in group:
         raise TypeError(f"a parameter group needs params, got the keys {', '.join(map(str, group))}")
     params = [group["params"]] if isinstance(group["params"], Tensor) else params_as_list(group["params"])
-    if "param_names" not in group:
+    if key not in group:
         return params
-    if len(group["param_names"]) != len(params):
-        raise ValueError(f"{len(group['param_names'])} param_names were given for {len(params)} params")
-    return list(zip(group["param_names"], params))
+    names = group[key]
+    if isinstance(names, (str, bytes)) or not isinstance(names, Collection):
+        raise TypeError(f"{key} must be a list of names, got {names!r}")
+    if len(names) != len(params):
+        raise ValueError(f"{len(names)} {key} were given for {len(params)} params")
+    return list(zip(names, params))
