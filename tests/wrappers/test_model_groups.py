@@ -176,6 +176,32 @@ def test_a_model_is_needed(kernel):
         kernel.groups_for(list(Network().parameters()))
 
 
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (dict(heads="False"), "heads must be True or False, got 'False'"),
+        (dict(gate_up="x"), "gate_up must be True or False, got 'x'"),
+        (dict(gate_up=None), "gate_up must be True or False, got None"),
+        (dict(config=5), "config must be an object or a dict with sizes, or None, got 5"),
+        (dict(config="gpt2"), "config must be an object or a dict with sizes, or None, got 'gpt2'"),
+        (dict(config=[4]), r"config must be an object or a dict with sizes, or None, got \[4\]"),
+    ],
+    ids=str,
+)
+def test_options_of_another_kind_are_refused(kernel, options, words):
+    with pytest.raises(TypeError, match=words):
+        kernel.groups_for(Network(), **options)
+
+
+def test_a_dict_is_a_config_as_an_object_is(kernel):
+    """Given, or as the attribute of a module."""
+    config, model = dict(head_dim=8, num_attention_heads=4), linears(attn__q_proj=(32, 24))
+    expected = {"attn.q_proj.weight": "queries: 32x24 split 4*8"}
+    assert chosen(kernel.groups_for(model, config=config)) == expected
+    model.config = config
+    assert chosen(kernel.groups_for(model)) == expected
+
+
 def test_models_say_which_module_makes_logits(kernel):
     """As transformers' do, by the method `get_output_embeddings`; its name need not be a head's."""
     model = linears(words=(40, 24), up=(48, 24))

@@ -76,6 +76,12 @@ def test_groups_of_unnamed_parameters_are_refused(trainer):
         trainer.MuonFactory()([{"params": [Parameter(torch.ones(8, 8))]}])
 
 
+@pytest.mark.parametrize("key", ["heads", "gate_up"])
+def test_flags_in_quotes_are_refused(create_optimizer, key):
+    with pytest.raises(TypeError, match=f"{key} must be True or False, got 'no'"):
+        create_optimizer(Fused(), **{key: "no"})
+
+
 @pytest.mark.parametrize(
     "options, parts",
     [

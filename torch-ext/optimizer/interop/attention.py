@@ -1,8 +1,8 @@
 """The rows of an attention's weight that belong together: heads, or the queries, keys and values of a fused weight.
 
-Sizes are attributes of the modules around a weight, from the attention outwards, or of their configs, with the names of
-transformers, torch, timm and nanoGPT. A head size that nothing states follows from the number of heads and the rows of
-the weight and of those beside it; a weight whose rows allow two answers is not cut.
+Sizes are attributes of the modules around a weight, from the attention outwards, or of their configs (or keys, if a
+config is a dict), with the names of transformers, torch, timm and nanoGPT. A head size that nothing states follows from
+the number of heads and the rows of the weight and of those beside it; a weight whose rows allow two answers is not cut.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def _first(source: Any, keys: Iterable[str]) -> Optional[int]:
 
 def _attribute(source: Any, key: str) -> Any:
     try:
-        return getattr(source, key, None)
+        return source.get(key) if isinstance(source, Mapping) else getattr(source, key, None)
     except Exception:  # transformers' configs raise errors of their own for sizes that differ between layers
         return None
 

@@ -6,6 +6,7 @@ Names are those of transformers, torch, timm and nanoGPT; no library is imported
 from __future__ import annotations
 
 import re
+from numbers import Number
 from typing import Any, NamedTuple, Optional, Sequence
 
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from ..parameters.matrices import EXPERT_KEYS, is_stack
 from ..parameters.names import bare_name
 from ..parameters.routing import MIN_SIDE
+from ..parameters.setting_values import flag
 from .attention import ROLES, Parts, attention_parts, leaf_of, rows_by_role
 from .heads import without_wrappers
 
@@ -31,7 +33,7 @@ _STATE_SPACE, _DECAYS = ("in_proj", "x_proj"), "A_log"
 class Cutting(NamedTuple):
     """How to cut weights: attention by head or only into queries, keys and values; gate and up apart or not.
 
-    `config`, which may be None, has sizes that no module has.
+    `config`, an object or a mapping, which may be None, has sizes that no module has.
     """
 
     config: Any
@@ -46,6 +48,14 @@ class Cut(NamedTuple):
     settings: dict[str, Any]
     remark: Optional[str] = None
     left_open: tuple[str, ...] = ()  # the settings that the remark asks for
+
+
+def check_cutting(cutting: Cutting) -> None:
+    """Raise TypeError unless flags are flags, and the config, if there is one, may have sizes."""
+    flag("heads", cutting.heads)
+    flag("gate_up", cutting.gate_up)
+    if isinstance(cutting.config, (Number, str, list, set)):
+        raise TypeError(f"config must be an object or a dict with sizes, or None, got {cutting.config!r}")
 
 
 def is_norm(owner: nn.Module) -> bool:

@@ -16,7 +16,7 @@ from ..parameters.routing import UNDECIDED, decide, unique_parameters
 from ..parameters.settings import OF_GROUPS
 from ..parameters.synonyms import wish_of
 from .heads import adapted, heads_of, unwrapped
-from .layers import Cutting, cut_of, is_norm, stack_in
+from .layers import Cutting, check_cutting, cut_of, is_norm, stack_in
 from .patterns import Patterns, check_patterns, overruled
 
 # The reason for a guessed head: it is the last linear layer of the network.
@@ -86,14 +86,14 @@ def groups_for(
     their first name.
 
     Args:
-        config: an object with sizes that modules lack; None uses the `config` attributes of modules.
+        config: an object or a dict with sizes that modules lack; None uses the `config` attributes of modules.
         heads: whether attentions are cut by head, or only into queries, keys and values.
         gate_up: whether gate and up are cut apart.
         patterns: settings of groups, `use_muon` and `role` for patterns of names, which override the choice, as in
             `{"*.c_attn.weight": {"split_rows": (64,) * 36, "transposed": True}}`; the first matching pattern counts.
 
-    Raises TypeError if `model` is not a module; ValueError or TypeError for patterns that match nothing, have unknown
-    keys or bad values, or ask Muon for a parameter that is not a matrix.
+    Raises TypeError if `model` is not a module, and for options of another kind; ValueError or TypeError for patterns
+    that match nothing, have unknown keys or bad values, or ask Muon for a parameter that is not a matrix.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"groups_for needs a model, because it looks at its modules, got {type(model).__name__}")
@@ -104,6 +104,7 @@ def chosen_groups(
     model: nn.Module, cutting: Cutting, patterns: Optional[Patterns], undecayed: Optional[Collection[str]] = None
 ) -> Groups:
     """Return the groups of `groups_for`; if `undecayed` is given, exactly these names get no weight decay."""
+    check_cutting(cutting)
     patterns = {} if patterns is None else patterns
     all_named = list(model.named_parameters(remove_duplicate=False))
     named = [(name, p) for name, p in all_named if p.requires_grad]
