@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..parameters.matrices import EXPERT_KEYS, is_stack
 from ..parameters.names import bare_name
+from ..parameters.roles import NORM
 from ..parameters.routing import MIN_SIDE
 from ..parameters.setting_values import flag
 from .attention import ROLES, Parts, attention_parts, leaf_of, rows_by_role
@@ -22,8 +23,7 @@ _GATE_AND_UP = "gate and up"
 _ROLES = {**ROLES, _GATE_AND_UP: {"gate_up_proj", "gate_up", "gate_and_up_proj", "w12", "w13", "Wi"}}
 _ROLE_OF = {leaf: role for role, leaves in _ROLES.items() for leaf in leaves}
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
-# Matches classes such as `ConvNextLayerNorm`, but not `LayerNormLinear` or `NormedConv2d`, which are more than norms.
-_NORM_CLASS = re.compile("norm(?!.*(linear|dense|conv|mlp|att))")
+_NORM_CLASS = re.compile(NORM)
 _DOWN = ("down_proj", "down", "w2")
 _RECURRENT = (nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell)
 # Weights of state space models, such as Mamba, whose modules have a parameter of this name.

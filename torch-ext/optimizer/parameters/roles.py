@@ -37,7 +37,10 @@ _PATCHES = re.compile(
 _PIXELS = 4  # a convolution with at most so many input channels reads pixels
 _PATCH_SIDE = 12  # a convolution that reads pixels reads patches of them if its kernel has at least this side
 _FEATURES = 16  # with more input channels, a module that is not the first of its kind reads the features of a stage
-_NORM = re.compile(r"norm|^ln(_|\d|$)|^bn\d*$")
+# For names of modules and of classes. Layers that begin with a norm are more than that, such as Transformer Engine's
+# `layernorm_mlp` and `LayerNormLinear`, or `NormedConv2d`.
+NORM = "norm(?!.*(linear|dense|conv|mlp|att|qkv|query|proj))"
+_NORM = re.compile(rf"{NORM}|^ln(_|\d|$)|^bn\d*$")
 # Names of parameters, not of layers: numbers that are added or multiplied, also one for each head and offset.
 _BIAS = re.compile(r"(^|_)bias(es)?(_[a-z0-9]{1,3})?$")
 _SCALE = re.compile(
