@@ -160,6 +160,23 @@ def test_gates_of_values_are_cut_by_the_heads_of_values(kernel, value, by_head):
     assert cuts(kernel, delta, heads=False) == whole
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.ModuleDict({"attn": nn.MultiheadAttention(16, 8, bias=False)}),
+        attention({"q_proj": (16, 16)}, head_dim=2),
+        attention({"kv_b_proj": (40, 16)}, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=2),
+    ],
+    ids=["torch's", "queries", "latent"],
+)
+def test_heads_of_fewer_rows_than_a_matrix_needs_are_not_cut_apart(kernel, model):
+    """As sides that are so short go to AdamW, or whole; a remark says so."""
+    groups = kernel.groups_for(model)
+    assert not any("split" in reason for reason in chosen(groups).values())
+    (note,) = groups.choices.notes
+    assert "are not cut, because heads of 2 rows are less than the 4 rows of a matrix" in note
+
+
 def test_such_weights_stay_whole_if_values_have_a_size_of_their_own(kernel):
     groups = kernel.groups_for(attention({"in_proj_qkvz": (96, 32)}, head_k_dim=8, head_v_dim=16))
     assert chosen(groups) == {"attn.in_proj_qkvz.weight": "queries, keys and values"}

@@ -12,6 +12,7 @@ from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 from torch import nn
 
 from ..parameters.names import bare_name
+from ..parameters.routing import MIN_SIDE
 
 # These weights can only be cut by head. In the first one the query, key and value rows of each head, or block of heads,
 # are together; the names of the others do not tell the order of rows.
@@ -108,8 +109,11 @@ def leaf_of(name: str) -> str:
 
 
 def _by_head(role: str, rows: int, head: tuple[int, ...]) -> Parts:
-    """Return the parts of all heads; each head has the parts `head`."""
+    """Return the parts of all heads; each head has the parts `head`, none of them too short to be a matrix."""
     size = sum(head)
+    if min(head) < MIN_SIDE:
+        few = f"heads of {min(head)} rows are less than the {MIN_SIDE} rows of a matrix"
+        return role, None, f"{few}: to cut them give split_rows in patterns"
     if rows % size:
         return role, None, f"heads of {size} rows do not divide its row count: give split_rows in patterns"
     return role, head * (rows // size), None
