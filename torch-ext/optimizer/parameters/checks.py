@@ -21,7 +21,8 @@ _FLATTENED = {
 def check_parameter(name: str, p: Tensor, use_muon: bool, master_weights: Optional[str] = None) -> None:
     """Raise unless `p` can be optimized: dense, of one of `DTYPES`, not part of a flat vector, and a matrix for Muon.
 
-    With `master_weights` it must not be float16, which 16 more bits cannot extend to float32.
+    Muon needs its values in one tensor. With `master_weights` it must not be float16, which 16 more bits cannot extend
+    to float32.
     """
     if p.dtype not in DTYPES:
         instead = (
@@ -47,7 +48,19 @@ def check_parameter(name: str, p: Tensor, use_muon: bool, master_weights: Option
     if p.layout != torch.strided:
         raise ValueError(f"parameters must be dense tensors, {name} has layout {p.layout}")
     if use_muon:
+        _check_one_tensor(name, p)
         check_matrix(name, p)
+
+
+def _check_one_tensor(name: str, p: Tensor) -> None:
+    """Raise TypeError for a trainable wrapper subclass with several inner tensors; a DTensor has one, and its mesh."""
+    parts = p.__tensor_flatten__()[0] if p.requires_grad and hasattr(p, "__tensor_flatten__") else ()
+    inner = [part for part in parts if isinstance(getattr(p, part), Tensor)]
+    if len(inner) > 1:
+        raise TypeError(
+            f"{name} is a {type(p).__name__}, which keeps its values in {len(inner)} tensors, {' and '.join(inner)}: "
+            "Muon needs them in one. Give it a plain tensor, or write use_muon=False in its group for AdamW"
+        )
 
 
 def check_trainable(name: str, p: Tensor) -> None:
