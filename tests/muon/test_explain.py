@@ -51,7 +51,7 @@ def test_two_thousand_layers_are_four_lines(kernel):
 
 CHANGES = {
     "shape": (8, 4), "branch": "adamw", "reason": "is_muon", "matrices": 2, "multiplier": 0.5, "owner": 1,
-    "kernel": "other", "lr": 0.5, "weight_decay": 0.5, "state_bytes": 5, "flops": 5.0,
+    "kernel": "other", "lr": 0.5, "weight_decay": 0.5, "state_bytes": 5, "flops": 5.0, "multipliers": (0.5, 1.0),
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """A function of a matrix's shape in the place of a named adjustment of its steps."""
 
 import io
+import re
 
 import pytest
 import torch
@@ -24,6 +25,23 @@ def test_multiplier_may_be_a_function_of_the_shape(kernel):
     constant.step()
     assert set(shapes) == {(24, 12)} and optimizer.explain().rows[0].multiplier == 0.5
     assert torch.equal(p, q)
+
+
+def test_parts_of_other_shapes_show_their_own_multipliers(kernel):
+    """Each different one once, in the order of the parts. `multiplier` is the first matrix's."""
+
+    def multiplier(rows, cols):
+        return rows / cols
+
+    fused, square = (Parameter(torch.zeros(shape)) for shape in ((28, 16), (16, 16)))
+    groups = [
+        {"params": [("qkv.weight", fused)], "split_rows": (4, 20, 4), "use_muon": True},
+        {"params": [("up.weight", square)], "split_rows": (8, 8), "use_muon": True},
+    ]
+    table = kernel.Muon(groups, adjust_lr_fn=multiplier).explain()
+    assert [(row.multiplier, row.multipliers) for row in table] == [(0.25, (0.25, 1.25)), (0.5, (0.5,))]
+    assert re.search(r"split 4\+20\+4 +3 +0\.25, 1\.25 ", str(table)) and "<td" in table._repr_html_()
+    assert re.search(r"split 8\+8 +2 +0\.5 ", str(table)) and ">0.25, 1.25</td>" in table._repr_html_()
 
 
 def test_multiplier_function_is_not_saved_but_needed_to_load(kernel):

@@ -221,6 +221,7 @@ def test_routing_rows_print_as_a_table(kernel):
     assert table.rows[0]._asdict() == dict(
         name="up.weight", shape=(64, 36), branch="muon", reason="matrix", matrices=1, multiplier=(64 / 36) ** 0.5,
         owner=None, kernel=None, lr=None, weight_decay=None, state_bytes=None, flops=None,
+        multipliers=((64 / 36) ** 0.5,),
     )  # fmt: skip
     assert table.rows[1].name == "param_1"
     lines = str(table).splitlines()

@@ -209,15 +209,13 @@ def _in_group(row: Route, p: Tensor, group: Group, frozen: bool) -> Route:
 
 
 def route_in_group(name: str, p: Tensor, reason: str, settings: Group) -> Route:
-    """Return the route of a parameter that Muon updates; settings missing in `settings` have their defaults.
-
-    The multiplier is that of its first matrix.
-    """
+    """Return the route of a parameter that Muon updates; settings missing in `settings` have their defaults."""
     group = {**_ROUTING, **OF_GROUPS, **settings}
     view = view_in_group(name, p, group)
     reason = reason if str(view) == "x".join(map(str, p.shape)) else f"{reason}: {view}"
-    multiplier = multiplier_in_group(group, *view.shapes[0], view.scale)
-    return Route(name, tuple(p.shape), "muon", reason, len(view.shapes), multiplier)
+    multipliers = [multiplier_in_group(group, *shape, view.scale) for shape in dict.fromkeys(view.shapes)]
+    route = Route(name, tuple(p.shape), "muon", reason, len(view.shapes), multipliers[0])
+    return route._replace(multipliers=tuple(dict.fromkeys(multipliers)))
 
 
 def _keeps_norm(group: Group) -> bool:
