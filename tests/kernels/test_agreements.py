@@ -22,6 +22,32 @@ def test_only_what_was_agreed_counts_among_ranks(kernel, measurements):
     assert known(measurements, file, key, 8, 16) == ("NATIVE", "measured by rank 3")
 
 
+def test_several_sets_of_ranks_may_agree_on_one_entry(kernel, measurements):
+    """A rank of two meshes; each new agreement may change choices, the same one again changes none."""
+    file, key = kernel.kernels.measurement_file, kernel.kernels.machine.key_of(torch.device("cpu"))
+    need, changes = file.Need(KERNEL, DTYPE, 8, 16), []
+    for ranks in ((0, 1), (0, 2), (0, 1)):
+        measurements.agree(key, need, entry(8, 16, "NATIVE"), 0, ranks)
+        assert known(measurements, file, key, 8, 16, ranks) == ("NATIVE", "measured by rank 0")
+        changes.append(measurements.changed())
+    assert known(measurements, file, key, 8, 16, (0, 1)) == known(measurements, file, key, 8, 16, (0, 2))
+    assert changes[0] < changes[1] == changes[2]
+
+
+def test_whatever_changes_choices_is_counted(kernel, measurements):
+    """Plans and launches that are kept compare the count."""
+    file, key, counts = kernel.kernels.measurement_file, kernel.kernels.machine.key_of(torch.device("cpu")), []
+    for change in (
+        lambda: measurements.keep(key, table(file, entry(8, 16))),
+        lambda: measurements.agree(key, file.Need(KERNEL, DTYPE, 8, 16), entry(8, 16), 0, (0, 1)),
+        lambda: measurements.work_among_ranks(True),
+        measurements.forget,
+    ):
+        counts.append(measurements.changed())
+        change()
+        assert measurements.changed() > counts[-1]
+
+
 def test_what_was_agreed_holds_for_any_threads_until_it_fails(kernel, measurements):
     """A rank that changes the number of its threads must go on choosing what the others choose."""
     file, key = kernel.kernels.measurement_file, kernel.kernels.machine.key_of(torch.device("cpu"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +14,15 @@ from tests.support.graphs_of_updates import FORBIDDEN, INVALIDATED
 
 
 class Stream:
+    def __init__(self):
+        self.waits: list[Stream] = []
+
     def wait_stream(self, other: Stream) -> None:
+        self.waits.append(other)
+
+
+class Graph:
+    def replay(self) -> None:
         pass
 
 
@@ -71,7 +81,7 @@ def gpu(request, kernel, monkeypatch) -> Gpu:
     monkeypatch.setattr(kernel.kernels.graphs, "_capture_stream", lambda index: Stream())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: made.current)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     for name in "set_stream", "stream", "graph":
         monkeypatch.setattr(torch.cuda, name, getattr(made, name))
@@ -88,6 +98,37 @@ def test_work_is_captured_on_another_stream(kernel, gpu):
     seen = []
     capture(kernel, lambda: seen.append(gpu.current))()
     assert len(seen) == 2 and gpu.first not in seen and gpu.current is gpu.first
+
+
+def test_work_before_a_capture_waits_for_the_current_stream_and_that_for_the_work(kernel, gpu):
+    """The current stream may still write what the work reads, and reads at once what it has written."""
+    seen = []
+    capture(kernel, lambda: seen.append((gpu.current, list(gpu.current.waits), list(gpu.first.waits))))
+    (stream, *before), (_, *captured) = seen
+    assert before == [[gpu.first], []] and captured == [[gpu.first], [stream]]
+
+
+def test_a_graph_keeps_what_its_work_uses(kernel, gpu):
+    """It has the addresses of its tensors, whose memory would else be given to others."""
+    used = torch.zeros(2)
+    alive, start = weakref.ref(used), capture(kernel, partial(used.add_, 1))
+    del used
+    gc.collect()
+    assert alive() is not None
+    del start
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.parametrize("gpu", ["to end"], indirect=True)
+def test_the_graph_of_a_failed_capture_is_kept(kernel, gpu, monkeypatch):
+    """Torch's allocator of pinned memory goes on asking it what it records."""
+    made = []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: made.append(weakref.ref(graph := Graph())) or graph)
+    with pytest.raises(RuntimeError, match="captur"):
+        capture(kernel, lambda: None)
+    gc.collect()
+    assert made[0]() is not None
 
 
 def test_a_graph_has_a_workspace_of_its_pool(kernel, gpu):

@@ -102,6 +102,24 @@ def test_addend_shape_and_batch_are_told_apart(launch_cache):
     assert len({(kernel, grid, str(arguments)) for kernel, grid, _, arguments in Started.log}) == len(calls)
 
 
+def test_all_that_a_kernel_is_compiled_for_is_told_apart(launch_cache):
+    """And nothing else: operands that lie alike in other memory start the same kernel."""
+
+    def new() -> Tensor:
+        return torch.empty(2, 64, 64)
+
+    unaligned = torch.empty(2 * 64 * 64 + 1)[1:].view(2, 64, 64)
+
+    def geometries() -> list:
+        A, D, C = new(), new(), new()
+        cases = [(A, None, C), (A, None, C.mT), (A, None, unaligned), (A.bfloat16(), None, C.bfloat16())]
+        cases += [(A, D, C), (A, D.mT, C), (A, unaligned, C), (A.mT, None, C), (unaligned, None, C)]
+        return [launch_cache._geometry(A, A.mT, D, C) for A, D, C in cases]
+
+    found = geometries()
+    assert len(set(found)) == len(found) and geometries() == found
+
+
 def test_measurements_count_from_the_next_launch_on(launch_cache, monkeypatch):
     X, C = torch.empty(1, 64, 64), torch.empty(1, 64, 64)
     config = launch_cache.chosen_for(X, X.mT, None, C)

@@ -22,6 +22,15 @@ def test_product_equals_torchs(kernel, shape, dtype):
     assert torch.equal(out, expected)
 
 
+def test_autocast_changes_neither_dtype_nor_bits(kernel):
+    X = matrices(5, 9)
+    expected, out = kernel.matmul_transpose(X), torch.empty(5, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        result = kernel.matmul_transpose(X)
+        kernel.matmul_transpose(X, out)
+    assert result.dtype == torch.float32 and torch.equal(result, expected) and torch.equal(out, expected)
+
+
 @pytest.mark.kernels_ci
 def test_motif_name_writes_into_its_second_argument(kernel):
     X = matrices(4, 7)
@@ -77,6 +86,7 @@ def test_symmetric_kernel_is_chosen_only_where_measured_faster(kernel, monkeypat
         (torch.float16, 608, 608): "torch.bmm",
         (torch.bfloat16, 4096, 8192): "torch.bmm",
         (torch.float16, 4095, 8192): "torch.bmm",  # measured are multiples of 16
+        (torch.float16, 4096, 8191): "torch.bmm + symmetric_gemm",
     }
     assert {key: products.select_products(device, *key).name for key in names} == names
     # The product over n may be worth it where the one over m is not.
@@ -132,15 +142,23 @@ def test_the_model_chooses_where_nothing_was_measured(kernel, monkeypatch):
 @pytest.mark.parametrize("shape", [(5, 9), (3, 5, 9), (2, 3, 4, 6), (0, 4, 6), (4, 0), (0, 4), (2, 3, 4, 0)], ids=str)
 def test_symmetric_branch_gives_the_product_in_place_or_new(kernel, monkeypatch, shape):
     """On a CPU the kernel's stand-in runs: shapes, results in place and gradients are what this shows."""
-    monkeypatch.setattr(kernel.kernels.products, "symmetric_gain", lambda *_: 2.0)
+    launched, symmetric = [], kernel.kernels.gram_matrix.symmetric_product
+    monkeypatch.setattr(kernel.kernels.gram_matrix, "symmetric_gain", lambda *_: 2.0)
+    monkeypatch.setattr(
+        kernel.kernels.gram_matrix,
+        "symmetric_product",
+        lambda *A, out=None: launched.append(1) or symmetric(*A, out=out),
+    )
     X = matrices(*shape)
     expected = X @ X.mT
     # Both sum k products in float32, in orders of their own.
     close = dict(rtol=0, atol=max(shape[-1], 1) * torch.finfo(torch.float32).eps * max(1.0, X.square().sum().item()))
     torch.testing.assert_close(kernel.matmul_transpose(X), expected, **close)
-    for out in (torch.full_like(expected, float("nan")), torch.full_like(expected, float("nan")).mT.contiguous().mT):
+    nan = torch.full_like(expected, float("nan"))
+    for out in (nan, nan.mT.contiguous().mT, nan.transpose(0, -3 % nan.ndim).contiguous().transpose(0, -3 % nan.ndim)):
         assert kernel.matmul_transpose(X, out) is out
         torch.testing.assert_close(out, expected, **close)
+    assert len(launched) == 4
     assert kernel.matmul_transpose(X.clone().requires_grad_()).requires_grad
 
 

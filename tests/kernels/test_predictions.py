@@ -136,6 +136,9 @@ def test_a_failed_candidate_ends_predictions_and_a_measurement_holds_for_one_siz
     expected = predictions.predicted_gain(predictions.Gpu(*H100), 4096, 4096) / predictions.WORTH
     assert gains.predicted(device, torch.float16, 4096, 4096) == (expected, "by the model")
     assert gains.predicted(device, torch.float32, 4096, 4096) == gains.Gain()
+    with monkeypatch.context() as on_amd:  # whose capabilities have numbers of NVIDIA's
+        on_amd.setattr(torch.version, "hip", "6.4")
+        assert gains.predicted(device, torch.float16, 4096, 4096) == gains.Gain()
     monkeypatch.setattr(gains, "failed_here", lambda *_: ("128-64-8-8-3-1",))
     assert gains.predicted(device, torch.float16, 4096, 4096) == gains.Gain()
     monkeypatch.setattr(gains, "measured_sizes", lambda *_: ((512, 2048, 1.5, "measured here"),))

@@ -117,6 +117,61 @@ def test_autograd_and_vmap_go_through_torchs_products(kernel, products):
     assert products.select_products(CPU, FLOAT32, 96, 128, circumstances) is products.SINGLE
 
 
+def test_a_kernel_that_is_slower_than_torchs_is_neither_taken_nor_counted(kernel, monkeypatch):
+    """The gains of a table say what its products cost: torch's cost what torch's do."""
+    products, gains, device = kernel.kernels.products, {(512, 2048): 1.5, (512, 512): 0.5}, torch.device("cuda", 0)
+    monkeypatch.setattr(
+        products, "symmetric_choice", lambda device, dtype, *size: kernel.kernels.gains.Gain(gains[size[:2]], "shipped")
+    )
+    table = products.select_products(device, torch.float16, 512, 2048)
+    assert (table.gram, table.gram_affine) == (products.SYMMETRIC.gram, products.BATCHED.gram_affine)
+    assert (table.gram_gain, table.square_gain) == (1.5, 1.0)
+
+
+def test_each_product_is_named_after_the_kernel_of_its_size(kernel, monkeypatch):
+    products, device = kernel.kernels.products, torch.device("cuda", 0)
+    monkeypatch.setattr(products, "symmetric_choice", lambda *_: kernel.kernels.gains.Gain(1.5, "shipped"))
+    for compiled in (512, 2048):
+        monkeypatch.setattr(
+            products, "launches_hopper_gemm", lambda device, dtype, m, k, compiled=compiled: k == compiled
+        )
+        table = products.select_products(device, torch.float16, 512, 2048)
+        names = ("symmetric_gemm", "hopper_gemm") if compiled == 512 else ("hopper_gemm", "symmetric_gemm")
+        assert (table.name, table.square_name) == (" + ".join([*names, "torch.bmm"]), names[1])
+
+
+def test_what_was_measured_for_float32_squares_counts_for_no_other_method(kernel, products, measurements, monkeypatch):
+    """`auto` asks again for `standard` where the Gram iteration is not safe."""
+    native, bfloat16, file = kernel.kernels.native_products, torch.bfloat16, kernel.kernels.measurement_file
+    tables = {"SINGLE": products.SINGLE, "NATIVE_GRAM": products.NATIVE._replace(float32_squares=True)}
+    monkeypatch.setitem(products._CPU_TABLES, bfloat16, tables)
+    monkeypatch.setattr(native, "is_faster", lambda dtype: False)
+    key, entry = kernel.kernels.machine.key_of(CPU), {"m": 96, "k": 128, "products": "NATIVE_GRAM"}
+    measurements.keep(key, file.Table({file.Need("cpu_products", "bfloat16", 96, 128): entry}, {}))
+    found = {of: products.select_products(CPU, bfloat16, 96, 128, method=of) for of in ("auto", "standard", "gram")}
+    assert {of: table.float32_squares for of, table in found.items()} == {
+        "auto": True,
+        "standard": False,
+        "gram": False,
+    }
+
+
+@pytest.mark.parametrize("cols", [9, 16])
+def test_blas_gets_no_operand_that_begins_inside_a_cache_line(kernel, cols, monkeypatch):
+    """On some processors it sums such an operand in another order, so no test of bits tells on the others."""
+    affine, begun, addmm = kernel.kernels.affine_products, [], torch.addmm
+
+    def noted(*operands, beta, out):
+        begun.extend(x.data_ptr() % 64 for x in (*operands, *([] if out is None else [out])))
+        return addmm(*operands, beta=beta, out=out)
+
+    monkeypatch.setattr(torch, "addmm", noted)
+    B, X = normal(3, 9, 9), normal(3, 9, cols)
+    out = torch.empty(3 * 9 * cols + 1)[1:].view(3, 9, cols)
+    affine.one_by_one_affine(B, X, 3.4, out)
+    assert begun and not any(begun)
+
+
 @pytest.mark.parametrize("shape", [(3, 40, 60), (2, 512, 640)], ids=str)
 def test_an_iteration_errs_no_more_than_with_torchs_products(kernel, products, shape):
     """Both are as far from float64 as rounding takes them: at most twice as far as torch's whole products."""

@@ -48,6 +48,12 @@ def test_nearest_entry_has_the_smallest_size_ratios(tuned, entries, m, k, expect
     assert tuned.nearest("a GPU", torch.bfloat16, m, k) is entries[expected]
 
 
+def test_both_ratios_count_and_not_their_sum(measurements):
+    """Eight times as long in one side is less than three times in both."""
+    entries = [(64, 512, "long"), (192, 192, "large")]
+    assert measurements.nearest_of(entries, 64, 64) == "long"
+
+
 def test_unmeasured_device_or_dtype_has_no_entry(tuned, entries):
     assert tuned.nearest("another GPU", torch.bfloat16, 256, 256) is None
     assert tuned.nearest("a GPU", torch.float16, 256, 256) is None

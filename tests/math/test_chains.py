@@ -124,6 +124,28 @@ def test_a_large_stack_is_worked_on_in_batches(kernel, monkeypatch, iteration, w
     assert out is None or torch.equal(out, found)
 
 
+def test_norms_that_are_known_are_taken_in_every_batch(kernel, monkeypatch, iteration):
+    """They save a pass over each matrix. Twice the norm is as if the matrix were half as long, by a power of two."""
+    factors = kernel.polar.factors
+    monkeypatch.setattr(factors, "packed_together", lambda *_: 3)
+    monkeypatch.setattr(factors, "chain_key", lambda *_: "shared")
+    G, chosen = drawn((7, 24, 40)), iteration(5)
+    norms = torch.linalg.vector_norm(G.double(), dim=(1, 2))
+    once = factors.polar_factors(G, chosen, EPS, norms=norms)
+    twice = factors.polar_factors(G, chosen, EPS, norms=2 * norms)
+    assert torch.equal(factors.polar_factors(2 * G, chosen, EPS, norms=2 * norms), once)
+    assert all(not torch.equal(a, b) for a, b in zip(once, twice))
+
+
+def test_a_batch_of_a_large_stack_has_as_many_bytes_as_a_step_packs(kernel, monkeypatch, iteration):
+    factors, asked = kernel.polar.factors, []
+    monkeypatch.setattr(factors, "packed_together", lambda *size: asked.append(size) or 1)
+    monkeypatch.setattr(factors, "chain_key", lambda *_: "shared")
+    for dtype, itemsize in ((torch.float32, 4), (torch.bfloat16, 2)):
+        factors.polar_factors(drawn((2, 24, 40)).to(dtype), iteration(5), EPS)
+        assert asked.pop() == ((24, 40), itemsize)
+
+
 def test_what_shares_a_chain(kernel):
     """The Gram iterations of a GPU whose m x m products are the same, if they take several matrices; none on a CPU."""
     products, chain_key = kernel.kernels.products, kernel.polar.chains.chain_key

@@ -30,6 +30,8 @@ def test_auto_takes_float32_squares_of_bfloat16_where_the_products_prefer_them(k
         assert choose(torch.bfloat16, m, n, "standard").products == of("NATIVE")
         by_name = choose(torch.bfloat16, m, n, "gram_float32")
         assert (by_name.products, by_name.chain_dtype) == (of("NATIVE_GRAM"), torch.float32)
+    four = kernel.schedules.resolve_schedule("polar_express", 4)
+    assert choose(torch.bfloat16, 64, 640, schedule=four).method == "gram_float32"
     unsafe = kernel.schedules.resolve_schedule([(8.2, -22.5, 15.9)], 5)
     three = kernel.schedules.resolve_schedule("polar_express", 3)
     for schedule in unsafe, three:

@@ -212,6 +212,19 @@ def test_one_launch_is_chosen_only_where_measured_faster(kernel, monkeypatch, ga
     )
 
 
+def test_one_launch_takes_no_derivative_and_says_who_measured_it(kernel, monkeypatch):
+    """autograd and torch.func cannot see through a kernel."""
+    measured = lambda device, dtype, name: ((64, 256, 1.1),) if name == "small_polar" else ()  # noqa: E731
+    monkeypatch.setattr(kernel.kernels.gains, "_shipped_gains", measured)
+    schedule, found = kernel.schedules.resolve_schedule("polar_express", 5), {}
+    for transformed in (False, True):
+        circumstances = kernel.kernels.gains.Circumstances(transformed=transformed)
+        case = torch.device("cuda", 0), torch.float16, (64, 256), schedule, "auto", circumstances
+        found[transformed] = kernel.iteration.choose_iteration(*case)
+    assert found[False].in_one_launch and found[False].explained == f"{found[False]}, shipped"
+    assert not found[True].in_one_launch
+
+
 @pytest.mark.parametrize("method", ["standard", "gram"])
 @pytest.mark.parametrize("shape", [(3, 40, 96), (3, 96, 40)])
 def test_one_launch_agrees_with_separate_products(kernel, choose, method, shape):

@@ -19,6 +19,11 @@ class Called(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def test_as_many_matrices_are_packed_as_fit_and_at_least_one(kernel):
+    packed_together = kernel.polar.packing.packed_together
+    assert [packed_together((24, 40), 4, most) for most in (1, 24 * 40 * 4, 3 * 24 * 40 * 4 - 1)] == [1, 1, 2]
+
+
 @pytest.mark.parametrize("shape", [(6, 24, 40), (6, 40, 24)], ids=str)
 def test_nothing_is_copied_on_a_cpu(kernel, monkeypatch, shape):
     """Neither a tall batch beforehand nor each piece of a batch afterwards.

@@ -201,7 +201,7 @@ def test_shape_and_dtype_are_kept_and_input_is_untouched(kernel, shape, dtype):
     result = kernel.orthogonalize(G, dtype=dtype)
     assert (result.shape, result.dtype) == (G.shape, dtype)
     assert torch.equal(G, before)
-    assert result.data_ptr() != G.data_ptr() or G.numel() == 0
+    assert result is not G and (result.data_ptr() != G.data_ptr() or G.numel() == 0)
 
 
 @pytest.mark.kernels_ci
@@ -211,6 +211,24 @@ def test_strides_of_the_input_do_not_matter(kernel):
     assert torch.equal(kernel.orthogonalize(G.mT.contiguous().mT), expected)
     assert torch.equal(kernel.orthogonalize(torch.stack([G, G], dim=-1)[..., 0]), expected)
     assert torch.equal(kernel.orthogonalize(G.mT), expected.mT)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_matrices_of_half_precision_are_divided_in_float32_where_a_gradient_is_needed(kernel, dtype):
+    """By a norm above float16's range, whose inverse is subnormal there. Quotient and multiplier round to float32."""
+    G = (8192 * (1 + torch.rand(2, 20, 30, generator=torch.Generator().manual_seed(0)))).to(dtype)
+    exact = G.double() / torch.linalg.matrix_norm(G.double(), keepdim=True)
+    found = kernel.kernels.normalization.normalize(G.requires_grad_(), dtype, 1e-7).detach().double()
+    roundoff = kernel.kernels.formats.unit_roundoff
+    assert ((found - exact).abs() <= (roundoff(dtype) + 3 * roundoff(torch.float32)) * exact).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (2, 3, 0)], ids=str)
+def test_parts_without_elements_have_the_norm_zero(kernel, shape):
+    """Of a matrix that ranks share, one may have none."""
+    for dtype in DTYPES:
+        norms = kernel.kernels.normalization.frobenius_norm(torch.ones(shape, dtype=dtype))
+        assert norms.shape == (shape[0], 1, 1) and (norms == 0).all()
 
 
 @pytest.mark.kernels_ci

@@ -36,6 +36,21 @@ def test_float32_squares_of_a_gpu_restart_as_those_of_float16_do(kernel, allow, 
     assert windows(kernel, CUDA, torch.float16, "gram_float32") == [5]
 
 
+def test_a_setting_rounds_to_its_format(kernel, allow):
+    """TF32 has 11 bits, as float16 has."""
+    formats = kernel.kernels.formats
+    for setting, *dtypes in (("highest", torch.float32, torch.float32), ("medium", torch.float16, torch.bfloat16)):
+        allow(setting)
+        assert formats.float32_roundoffs() == tuple(map(formats.unit_roundoff, dtypes))
+
+
+@pytest.mark.parametrize("setting", ["high", "medium"])
+def test_apples_gpus_round_no_factor(kernel, allow, setting):
+    """Torch's settings are about CUDA devices and about oneDNN, which multiplies on other ones."""
+    allow(setting)
+    assert windows(kernel, torch.device("mps"), torch.float32, "gram") == [5]
+
+
 @pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="this processor rounds nothing to bfloat16")
 def test_torchs_products_rounded_to_bfloat16_are_refused(kernel, allow):
     """Gradients go through torch's products on a CPU, too."""

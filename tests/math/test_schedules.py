@@ -99,6 +99,14 @@ def test_solver_gives_the_golden_quintics(schedules, golden):
             assert largest_relative_difference(found, case["coefficients_exact"]) <= case["tol_rel"], case["id"]
 
 
+def test_a_quintic_does_not_depend_on_the_callers_precision(schedules):
+    low, high = Decimal("0.3"), Decimal("1.7")
+    expected = schedules.minimax_quintic(low, high)
+    with localcontext() as context:
+        context.prec = 6
+        assert schedules.minimax_quintic(low, high) == expected
+
+
 @pytest.mark.parametrize("low, high", [(1e-3, 1.0), (0.02, 1.0), (0.1, 1.9), (0.4, 1.6)])
 def test_solver_agrees_with_remez_on_a_grid(schedules, low, high):
     a, b, c = (float(k) for k in schedules.minimax_quintic(Decimal(low), Decimal(high)))

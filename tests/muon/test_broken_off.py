@@ -36,7 +36,7 @@ def test_step_and_state_dict_refuse_after_a_step_that_broke_off(kernel, device):
     break_off(kernel, optimizer)
     before = [p.clone() for p in params]
     for _ in range(2):
-        for refused in (optimizer.step, optimizer.state_dict):
+        for refused in (optimizer.step, optimizer.state_dict, optimizer.master_weights, optimizer.check_copies):
             with pytest.raises(RuntimeError, match=r"broke off.*load_state_dict"):
                 refused()
     assert all(map(torch.equal, params, before))

@@ -120,6 +120,19 @@ def test_a_replaced_parameter_keeps_the_reason_for_its_branch(kernel):
     assert [row.reason for row in optimizer.explain().rows] == before != ["use_muon"] * len(before)
 
 
+def test_a_parameter_that_stays_keeps_its_reason_when_one_before_it_goes(kernel):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    before = {row.name: row.reason for row in optimizer.explain().rows}
+    group = max(optimizer.param_groups, key=lambda group: len(group["params"]))
+    assert len({before[name] for name in group["param_names"]}) > 1
+    (gone, *_) = group["param_names"]
+    del group["params"][0], group["param_names"][0]
+    assert {row.name: row.reason for row in optimizer.explain().rows} == {
+        name: reason for name, reason in before.items() if name != gone
+    }
+
+
 def saved(optimizer):
     return copy.deepcopy(optimizer.state_dict())
 

@@ -125,6 +125,9 @@ def test_the_state_is_as_large_as_said(kernel, case):
     optimizer = kernel.Muon(params.items(), **options)
     said = {row.name: row.state_bytes for row in optimizer.explain()}
     assert said == {name: sum(t.nbytes for t in optimizer.state.get(p, {}).values()) for name, p in params.items()}
+    assert all(
+        (row.flops is None) == (row.branch != "muon" or row.name.startswith("frozen")) for row in optimizer.explain()
+    )
     assert said["frozen.weight"] == 0 and min(said[name] for name in said if name != "frozen.weight") > 0
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.support.small_model import gradient_of, named_parameters, same_bits, set_gradients, state_of
+from tests.support.small_model import gradient_of, named_parameters, same_bits, set_gradients, state_of, take_steps
 
 # What makes a difference to how a step treats scaled gradients.
 OPTIONS = {
@@ -148,6 +148,21 @@ def test_scale_set_without_a_scaler_is_divided_out(kernel):
     ours.step()
     reference.step()
     assert same_bits(scaled, plain)
+
+
+@pytest.mark.parametrize("scale, overflow", [(16.0, 0.0), (1.0, 1.0)])
+def test_a_step_that_raises_leaves_no_scale_and_no_overflow_to_the_next(kernel, scale, overflow):
+    """GradScaler deletes what it has set only after a step that succeeds."""
+    params, plain = named_parameters(), named_parameters()
+    ours, reference = kernel.Muon(params.items(), **IN_STEP), kernel.Muon(plain.items(), **IN_STEP)
+    set_gradients(params, 0)
+    params["up.weight"].grad = params["up.weight"].grad.to_sparse()
+    ours.grad_scale, ours.found_inf = torch.tensor(scale), torch.tensor(overflow)
+    with pytest.raises(ValueError, match="sparse"):
+        ours.step()
+    take_steps(ours, params, [1])
+    take_steps(reference, plain, [1])
+    assert same_bits(params, plain)
 
 
 def test_loops_see_that_an_overflow_was_no_step(kernel):

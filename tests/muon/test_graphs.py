@@ -67,6 +67,54 @@ def test_a_graph_with_other_bits_is_not_used(kernel, simulated, monkeypatch):
     assert simulated.replays == before
 
 
+def test_a_graph_that_writes_nothing_is_not_used(kernel, simulated, monkeypatch):
+    """What it should have written is there from before its capture."""
+
+    def idle(work, device, pool):
+        work()
+        return lambda: None
+
+    monkeypatch.setattr(kernel.step.graphs, "captured", idle)
+    optimizer = kernel.Muon(parameters(), **SETTINGS)
+    with pytest.warns(RuntimeWarning, match="other bits than eager launches"):
+        optimizer.warmup(lambda *_: None)
+    assert same_bits(steps(optimizer), steps(kernel.Muon(parameters(), **SETTINGS)))
+
+
+def test_a_second_warm_up_drops_the_graphs_of_the_first(kernel, simulated, monkeypatch):
+    """All graphs share memory, which is made anew."""
+
+    def refuse(work, device, pool):
+        raise RuntimeError(FORBIDDEN)
+
+    optimizer = kernel.Muon(parameters(), **SETTINGS)
+    optimizer.warmup(lambda *_: None)
+    monkeypatch.setattr(kernel.step.graphs, "captured", refuse)
+    with pytest.warns(RuntimeWarning, match="is launched eagerly"):
+        optimizer.warmup(lambda *_: None)
+    assert f"0 of {len(optimizer._plan.batches)} batches replay a CUDA graph" in str(optimizer.explain())
+
+
+def test_the_graphs_after_one_that_broke_have_another_pool(kernel, simulated, monkeypatch):
+    """Torch takes no other graph into that of a capture that broke."""
+    pools, honest = [], simulated.captured
+
+    def break_the_first(work, device, pool):
+        pools.append(pool)
+        if len(pools) == 1:
+            raise RuntimeError(FORBIDDEN)
+        return honest(work, device, pool)
+
+    take_pool = kernel.step.graphs._Buffers.take_pool
+    monkeypatch.setattr(kernel.step.graphs, "captured", break_the_first)
+    monkeypatch.setattr(
+        kernel.step.graphs._Buffers, "take_pool", lambda self: take_pool(self) or setattr(self, "pool", object())
+    )
+    with pytest.warns(RuntimeWarning, match="is launched eagerly"):
+        kernel.Muon(parameters(), **SETTINGS).warmup(lambda *_: None)
+    assert len(pools) > 1 and pools[0] not in pools[1:]
+
+
 @pytest.mark.parametrize("said", [FORBIDDEN, INVALIDATED], ids=["forbidden", "invalidated"])
 def test_what_cannot_be_captured_stays_eager_and_says_so(kernel, simulated, monkeypatch, said):
     def refuse(work, device, pool):

@@ -25,6 +25,18 @@ def test_parameters_without_gradient_and_their_state_stay(kernel):
     assert not torch.equal(params["up.weight"], up)
 
 
+def test_a_gradient_that_is_missing_for_a_step_makes_no_new_plan(kernel):
+    """Planning takes as long as many steps. A frozen parameter has no gradient in any of them."""
+    params = named_parameters()
+    params["down.weight"].requires_grad_(False)
+    optimizer = kernel.Muon(params.items())
+    plan = optimizer._plan
+    for without in ((), ("up.weight",), ("up.weight", "norm.weight")):
+        set_gradients(params, 1, without=("down.weight", *without))
+        optimizer.step()
+        assert optimizer._plan is plan
+
+
 def test_non_finite_gradient_stays_in_its_parameter(kernel):
     params, clean = named_parameters(), named_parameters()
     for tensors, poison in ((params, True), (clean, False)):

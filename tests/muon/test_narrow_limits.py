@@ -60,6 +60,9 @@ def test_ranks_sum_no_squared_norms_in_float32(kernel, method):
     of = torch.float32, (64, 512), schedule, method
     assert kernel.iteration.summed_iteration(torch.device("mps"), *of) is None
     assert kernel.iteration.summed_iteration(torch.device("cpu"), *of).method == method
+    assert (
+        kernel.iteration.summed_iteration(torch.device("cpu"), torch.float64, *of[1:]) is None
+    )  # it would lose digits
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -139,6 +139,17 @@ def test_metrics_stay_when_a_tensor_lr_changes(kernel):
     assert optimizer.metrics() == before
 
 
+def test_metrics_stay_when_a_scale_changes_after_the_step(kernel):
+    """GradScaler hands over a new tensor each time; a loop of one's own may keep one and change it in place."""
+    params, scale = named_parameters(), torch.tensor(4.0)
+    optimizer = kernel.Muon(params.items(), capturable=True)
+    optimizer.grad_scale = scale
+    take_steps(optimizer, params, [0])
+    before = optimizer.metrics()
+    scale.fill_(8.0)
+    assert optimizer.metrics() == before
+
+
 @pytest.mark.parametrize("capturable", [False, True])
 @pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
 def test_metrics_are_of_unscaled_gradients(kernel, fallback, capturable):
@@ -163,10 +174,12 @@ def test_overflowed_step_reports_no_updates(kernel):
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
     scaler.scale(torch.zeros(()))
     set_gradients(params, 1)
-    params["norm.weight"].grad[0] = float("nan")
+    for name in ("norm.weight", "up.weight"):
+        params[name].grad.view(-1)[0] = float("nan")
     scaler.step(optimizer)
     found = optimizer.metrics()
-    assert found["muon_update_norm"] == 0
+    assert found["muon_update_norm"] == 0 and found["muon_update_rms"] == 0
+    assert found["matrices_not_finite"] == 0  # nothing was updated with what is not finite
 
 
 def test_copies_have_their_own_metrics(kernel):

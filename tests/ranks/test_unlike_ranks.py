@@ -107,6 +107,22 @@ def test_a_setting_of_one_of_several_groups_that_differs_is_named_before_anythin
         assert f"'{key}': {value!r}" in error and unmoved and later is None
 
 
+def error_of_another_choice(kernel, choice: str) -> str | None:
+    p, is_first = on_mesh(random(12, 8, seed=0), Shard(0), mesh_of((2,))), dist.get_rank() == 0
+    rounded = (2.0**-11, 2.0**-8) if is_first and choice == "float32 products" else (2.0**-24, 2.0**-24)
+    with mock.patch.object(kernel.muon, "float32_roundoffs", lambda: rounded):
+        optimizer = kernel.Muon([("up.weight", p)], release_grads=is_first and choice == "release_grads")
+        give_gradients([p], 0)
+        return error_of(optimizer.step)
+
+
+@pytest.mark.parametrize("choice", ["float32 products", "release_grads", "none"])
+def test_a_choice_for_the_whole_optimizer_that_differs_is_named(pools, choice):
+    """How torch rounds float32 products decides which iteration a rank runs."""
+    for error in pools(2).run(error_of_another_choice, choice):
+        assert error is None if choice == "none" else choice in error
+
+
 class Scale:
     """A multiplier whose text has its address, as a `functools.partial` has."""
 

@@ -155,3 +155,21 @@ def test_a_budget_that_is_none_is_refused(kernel, budget, error):
     for call in (partial(kernel.tune, [(8, 8)]), kernel.Muon([Parameter(torch.ones(8, 8))]).warmup):
         with pytest.raises(error, match="budget"):
             call(budget=budget)
+
+
+def test_times_of_two_calls_are_put_together_and_the_last_one_counts(kernel):
+    kept = {"products": "SINGLE", "untried": ["NATIVE"], "seconds": {"SINGLE": 2.0, "NATIVE_SYMMETRIC": 3.0}}
+    entry = {"products": "NATIVE", "seconds": {"SINGLE": 1.0, "NATIVE": 0.5}}
+    found = kernel.tuning.findings._with_earlier(entry, kept, dict.fromkeys(entry["seconds"]))
+    assert found == {**entry, "seconds": {"SINGLE": 1.0, "NATIVE": 0.5, "NATIVE_SYMMETRIC": 3.0}}
+
+
+def test_a_launch_that_lost_to_torch_is_not_raced_again(kernel):
+    """A later call tries the candidates that the first had no time for, against torch's products alone."""
+    findings, launch = kernel.tuning.findings, {"tile": 128, "tile_k": 64, "group": 8, "warps": 8, "stages": 3}
+    made = {name: kernel.tuning.contest.Candidate(None, None, name) for name in ("torch", "128-64-8-8-3-1", "left")}
+    contest = kernel.tuning.contest.Contest(made, "128-64-8-8-3-1", "torch", None)
+    kept = {"m": 64, "k": 64, **launch, "sections": 1, "untried": ["left"]}
+    for gain, kept_one in ((0.9, "torch"), (1.1, "128-64-8-8-3-1")):
+        continued = findings._continued(contest, {**kept, "gain": gain}, "symmetric_gemm")
+        assert (continued.before, set(continued.candidates)) == (kept_one, {"torch", "left", kept_one})

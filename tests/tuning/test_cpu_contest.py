@@ -101,6 +101,31 @@ def test_a_wrong_product_is_not_taken(kernel, measurements, table_clock, monkeyp
     assert products.select_products(CPU, FLOAT32, 1024, 1024).name == products.SINGLE.name
 
 
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
+def test_a_wrong_product_that_is_not_symmetric_fails_where_it_is_the_compiled_one(kernel, monkeypatch, dtype):
+    native = kernel.kernels.native_products
+    multiply = native.gemm_
+
+    def spoiled(C, A, B, D, alpha, beta, is_symmetric, *rest):
+        multiply(C, A, B, D, alpha, beta, is_symmetric, *rest)
+        return None if is_symmetric else C.mul_(1.1)
+
+    (task,) = kernel.tuning.contest.tasks_of(CPU, dtype, (48, 80), 1)
+    candidates = kernel.tuning.contest.cpu_contest(task).candidates
+    monkeypatch.setattr(native, "gemm_", spoiled)
+    candidates["NATIVE_SYMMETRIC"].prove()
+    with pytest.raises(kernel.tuning.proof.WrongResultError, match="times what rounding can explain"):
+        candidates["NATIVE"].prove()
+
+
+def test_as_many_matrices_are_timed_as_a_step_works_on_at_once(kernel, measurements, monkeypatch):
+    contest = kernel.tuning.contest
+    monkeypatch.setattr(contest, "matrices_together", lambda *_: 3)
+    for count, timed in ((0, 1), (2, 2), (5, 3)):
+        (task,) = contest.tasks_of(CPU, FLOAT32, (48, 80), count)
+        assert contest.cpu_contest(task).entry("SINGLE", {})["count"] == timed
+
+
 def test_tables_prove_what_they_share_once(kernel, measurements, monkeypatch):
     """Both tables of the compiled products multiply squares by the same functions."""
     contest, proven = kernel.tuning.contest, []

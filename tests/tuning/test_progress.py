@@ -49,3 +49,17 @@ def test_progress_goes_on_when_its_reader_is_gone(kernel, monkeypatch, error):
 
     monkeypatch.setattr("sys.stdout", SimpleNamespace(write=write, flush=lambda: None))
     kernel.tuning.progress.Line("tune")(1, 1, "done")
+
+
+def test_a_warm_up_counts_the_stages_of_later_phases_as_they_look_then(kernel):
+    """What is compiled depends on what was measured: here each stage of the first phase adds one to the second."""
+    added, seen = [], []
+    phases = (
+        lambda: [lambda: added.append("more") or "first"] * 2,
+        lambda: [lambda: "second"] * (1 + len(added)),
+        lambda: [lambda: "third"],
+    )
+    kernel.step.warmup.warm_up(phases, lambda done, total, what: seen.append((done, total, what)))
+    assert [what for *_, what in seen] == ["first"] * 2 + ["second"] * 3 + ["third"]
+    assert [done for done, *_ in seen] == [1, 2, 3, 4, 5, 6]
+    assert {total for _, total, what in seen if what != "first"} == {6} and seen[0][1] == 2 + 1 + 1

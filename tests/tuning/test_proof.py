@@ -91,3 +91,63 @@ def test_a_wrong_element_in_any_row_fails_the_proof(kernel, place):
         proof.prove_products(spoiled, operands)
     with pytest.raises(proof.WrongResultError, match="times what rounding can explain"):
         proof.prove_apply(applied, like, (300, 320))
+
+
+def exact(A, B, D, scalars):
+    """A product that is right: summed in float64, rounded once, and symmetric."""
+    C = scalars[0] * (A.double() @ B.double()) + (0 if D is None else scalars[1] * D.double())
+    C = (C + scalars[2] * torch.eye(C.size(1))).to(A.dtype)
+    return C.tril() + C.tril(-1).mT
+
+
+def zero_beside_a_nan(C):
+    return torch.where(C.isnan(), C, 0 * C) if C.isnan().any() else C
+
+
+def nan_in_the_last_of_three(C):
+    C[2:3, 20, 20] = torch.nan
+    return C
+
+
+def row_of_a_nan(C):
+    return torch.where(C.isnan().any(2, keepdim=True) | C.isnan().any(1, keepdim=True), torch.nan, C)
+
+
+@pytest.mark.parametrize(
+    "spoil, words",
+    [(zero_beside_a_nan, "changed bits outside"), (nan_in_the_last_of_three, "times what rounding can explain")],
+)
+def test_what_is_wrong_beside_a_nan_or_is_none_fails_the_proof(kernel, spoil, words):
+    proof = kernel.tuning.proof
+    operands = proof.operands_of(torch.empty(0, dtype=torch.float32), (48, 80))
+    proof.prove_products(exact, operands)
+    with pytest.raises(proof.WrongResultError, match=words):
+        proof.prove_products(lambda *given: spoil(exact(*given)), operands)
+
+
+def test_a_nan_of_an_addend_that_spreads_fails_the_proof(kernel):
+    """Where a product is stored with its mirror image, one of two addends may be read for both."""
+    proof = kernel.tuning.proof
+    operands = proof.operands_of(torch.empty(0, dtype=torch.float32), (48, 80))
+    proof.prove_launch(exact, operands)
+
+    def spread(A, B, D, scalars):
+        C = exact(A, B, D, scalars)
+        return C if D is None else row_of_a_nan(C)
+
+    proof.prove_products(spread, operands)
+    with pytest.raises(proof.WrongResultError, match="a NaN of D did not stay"):
+        proof.prove_launch(spread, operands)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_no_product_in_float32_errs_by_more_than_is_allowed(kernel, k):
+    """Of few terms, where alpha, the addend and the result round about as often as the sum."""
+    generator = torch.Generator().manual_seed(k)
+    A, B, D = (torch.randn(shape, generator=generator) for shape in ((512, k), (k, 512), (512, 512)))
+    alpha, beta, sums = 2.0315, -4.775, torch.zeros(512, 512)
+    for i in range(k):
+        sums = sums + A[:, i : i + 1] * B[i : i + 1]
+    found = torch.tensor(alpha) * sums + torch.tensor(beta) * D
+    exact, allowed = kernel.tuning.roundings.product(A, B, float(torch.tensor(alpha)), (float(torch.tensor(beta)), D))
+    assert ((found.double() - exact).abs() <= allowed).all()
