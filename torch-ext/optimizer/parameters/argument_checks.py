@@ -7,10 +7,12 @@ import inspect
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from numbers import Real
+from reprlib import repr as shortened
 from typing import Any, Callable
 
 from torch import Tensor, nn
 
+from .sequences import is_sequence
 from .user_warnings import warn_user
 
 _HALVES = "[{'params': ..., 'use_muon': True}, {'params': ..., 'use_muon': False}]"
@@ -100,6 +102,11 @@ def check_state_dict(state_dict: Any) -> None:
             f"need what state_dict() of an optimizer returns, got the keys {keys}: "
             "if this is a whole checkpoint, give the optimizer's part of it"
         )
+    state, groups = state_dict["state"], state_dict["param_groups"]
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state must be a dict with the state of each parameter, got {shortened(state)}")
+    if not is_sequence(groups) or not all(isinstance(group, Mapping) and "params" in group for group in groups):
+        raise TypeError(f"param_groups must be a list of dicts with params, got {shortened(groups)}")
 
 
 def with_known_arguments(init: Callable[..., None]) -> Callable[..., None]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from .checks import check_dtypes
 from .groups import listed, loaded_group, named_parameters, names_of
 from .names import bare_name
+from .saved_values import check_values
 from .settings import SCHEDULED, Group
 from .state import BUFFER, KEYS
 from .user_warnings import warn_user
@@ -78,7 +79,8 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
     """Return `state_dict` if this package saved it for the parameters of `groups` in the same order.
 
     Otherwise raises ValueError, which names the parameters that only one side has or that are in other places, and says
-    what to write. Momentum keeps its dtype, so a dtype that the parameter's device does not have raises, too.
+    what to write. Momentum keeps its dtype, so a dtype that the parameter's device does not have raises, too, and so do
+    values that steps cannot compute with (`check_values`), before torch moves or casts any of them.
     """
     source, saved = source_of(state_dict), state_dict["param_groups"]
     # torch.optim.Muon's files have the same keys as this package's, and load as they are if the groups match.
@@ -106,8 +108,8 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
     params = [pair for group in groups for pair in named_parameters(group)]
     states = [state_dict["state"].get(i, {}) for group in saved for i in group["params"]]
     for (name, p), state in zip(params, states):
-        momentum = state.get(BUFFER)
-        check_dtypes(name, p, {BUFFER: momentum.dtype} if isinstance(momentum, Tensor) else {})
+        check_values(state, name, p)
+        check_dtypes(name, p, {BUFFER: state[BUFFER].dtype} if BUFFER in state else {})
     lost = [name for (name, p), state in zip(params, states) if p.is_meta and state]
     if lost:
         warn_user(

@@ -121,6 +121,15 @@ def plain_count(key: str, value: Any) -> Any:
     return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
+def plain_rounding_step(key: str, value: Any) -> int:
+    """Return the number of steps for which a group has drawn seeds as an int."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{key} must be a whole number, got {value!r}")
+    if value < 0:
+        raise ValueError(f"{key} must be at least 0, got {value}")
+    return int(value)
+
+
 def plain_adjustment(key: str, value: Any) -> Any:
     """Return the name of a multiplier, or a function that computes one, as it is."""
     check_adjustment(value)

@@ -36,6 +36,7 @@ from .setting_values import (
     plain_number,
     plain_number_or_tensor,
     plain_positive,
+    plain_rounding_step,
     plain_work_dtype,
 )
 
@@ -87,6 +88,7 @@ def plain_settings(settings: Group, is_made: bool = False) -> dict[str, Any]:
     """
     live = dict.fromkeys(SCHEDULED, live_number) if is_made else {}
     plain = {key: live.get(key, SETTINGS[key].check)(key, x) if key in SETTINGS else x for key, x in settings.items()}
+    plain["rounding_step"] = plain_rounding_step("rounding_step", plain["rounding_step"])
     if plain["stochastic_rounding"] and plain["capturable"]:
         raise ValueError("stochastic_rounding draws new seeds at every step, but a captured step would repeat them")
     if plain["stochastic_rounding"] and plain["master_weights"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import Any, Callable, Mapping, NamedTuple, Optional
 
 import torch
@@ -14,6 +13,9 @@ from .offload import host_zeros_like
 
 # The keys of momentum, of its scales if it is 8-bit, and of second moments.
 BUFFER, SCALE, MOMENTS = "momentum_buffer", "momentum_scale", "second_moment"
+
+# The key of the number of steps that AdamW has taken.
+COUNT = "step"
 
 # The version of the file format, in every saved group. It is raised by changes that older files do not fit or that
 # older versions would misread: in 2, AdamW's rate is `lr * lr_factor`; in 1 it was `lr`.
@@ -27,7 +29,7 @@ REMAINDER = "remainder"
 Memory = Callable[[Tensor, tuple[int, ...], torch.dtype], Tensor]
 
 # Every key of this package. State that wrappers such as timm's Lookahead keep under other keys is not touched.
-KEYS = (BUFFER, SCALE, MOMENTS, REMAINDER, "step", "exp_avg", "exp_avg_sq")
+KEYS = (BUFFER, SCALE, MOMENTS, REMAINDER, COUNT, "exp_avg", "exp_avg_sq")
 
 
 class StateTensor(NamedTuple):
@@ -55,7 +57,7 @@ def state_tensors(name: str, p: Tensor, group: Mapping[str, Any]) -> dict[str, S
     if not group["use_muon"]:
         average = StateTensor(shape, torch.float32 if is_split or p.dtype == torch.float16 else p.dtype)
         count = StateTensor(None, torch.float32, is_elsewhere=is_elsewhere(p))
-        return {"step": count, "exp_avg": average, "exp_avg_sq": average, **remainder}
+        return {COUNT: count, "exp_avg": average, "exp_avg_sq": average, **remainder}
     dtype = p.dtype if group["momentum_dtype"] is None else getattr(torch, group["momentum_dtype"])
     tensors = {BUFFER: StateTensor(shape, dtype, keeps_dtype=True, on_host=on_host), **remainder}
     blocks = blocks_in_group(name, p, group)
@@ -156,7 +158,7 @@ def check_loaded(state: Mapping[str, Any], name: str, p: Tensor, group: Mapping[
     """Raise ValueError unless a loaded state of `p`, saved at `position`, fits its group or is empty.
 
     Momentum without scales is floating-point momentum, which groups with 8-bit momentum accept too. Keys of other
-    packages may hold anything.
+    packages may hold anything. `saved_values` has checked the kinds of the tensors.
     """
     wanted = state_tensors(name, p, group)
     needed = {key for key, kind in wanted.items() if not kind.may_lack and not kind.is_elsewhere}
@@ -171,9 +173,6 @@ def check_loaded(state: Mapping[str, Any], name: str, p: Tensor, group: Mapping[
             f"{name} {tuple(p.shape)} is updated by {'Muon' if group['use_muon'] else 'AdamW'} and needs the state "
             f"{', '.join(wanted)}, got {', '.join(map(str, state))}: {_anew(name, position)}"
         )
-    for key in set(KEYS) & set(state):
-        if not isinstance(state[key], (Tensor, Real) if wanted[key].shape is None else Tensor):
-            raise ValueError(f"state {key} of {name} {tuple(p.shape)} must be a tensor, got {state[key]!r}")
     check_shapes(state, name, p, wanted, _anew(name, position))
 
 

@@ -1,0 +1,61 @@
+"""Checks of the values in a saved state: whether steps can compute with them, whatever the settings of the group."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from reprlib import repr as shortened
+from typing import Any, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ..iteration import DTYPES
+from .state import BUFFER, COUNT, KEYS
+
+
+def check_values(state: Any, name: str, p: Tensor) -> None:
+    """Raise TypeError or ValueError unless steps can compute with the saved `state` of `p`.
+
+    Keys of other packages may hold anything but a tensor on meta, which torch cannot move to the device of `p`.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"the state of {name} must be a dict of tensors by key, got {_shown(state)}")
+    for key, value in state.items():
+        what = f"state {key} of {name}"
+        if isinstance(value, Tensor) and value.is_meta:
+            if not p.is_meta:
+                raise ValueError(f"{what} has no values: load the file onto a device, got {_shown(value)}")
+        elif key == COUNT:
+            _check_count(what, value)
+        elif key in KEYS:
+            _check_tensor(what, value, (*DTYPES, torch.int8) if key == BUFFER else DTYPES)
+
+
+def _check_tensor(what: str, value: Any, dtypes: tuple[torch.dtype, ...]) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{what} must be a tensor, got {_shown(value)}")
+    if value.layout != torch.strided or value.dtype not in dtypes:
+        *first, last = map(str, dtypes)
+        raise ValueError(f"{what} must be a dense tensor of {', '.join(first)} or {last}, got {_shown(value)}")
+
+
+def _check_count(what: str, value: Any) -> None:
+    """Raise unless `value` is a number that can count steps, or a tensor of one element with such a number."""
+    number = value
+    if isinstance(value, Tensor) and value.numel() == 1 and value.layout == torch.strided:
+        # Other kinds of tensors, such as those of a FakeTensorMode, may have no number at hand.
+        number = value.item() if type(value) in (Tensor, Parameter) else 0
+    if not isinstance(number, Real) or isinstance(number, bool):
+        raise TypeError(f"{what} must be a number or a tensor of one, got {_shown(value)}")
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{what} must be at least 0 and below inf, got {number}")
+
+
+def _shown(value: Any) -> str:
+    """Return what an error shows of a value: the kind of a tensor, and the beginning of anything else."""
+    if not isinstance(value, Tensor):
+        return shortened(value)
+    layout = "" if value.layout == torch.strided else f" {value.layout}"
+    return f"{tuple(value.shape)} {value.dtype}{layout} on {value.device}"
