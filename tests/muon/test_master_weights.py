@@ -173,11 +173,22 @@ def test_values_that_do_not_fit_raise_and_change_nothing(kernel):
         "up.bias must be a float32 tensor, got torch.bfloat16": {**masters, "up.bias": halves["up.bias"].detach()},
         "up.bias must be a float32 tensor, got list": {**masters, "up.bias": [1.0]},
         r"laid out like the parameter, \(24,\), got \(12,\)": {**masters, "up.bias": torch.ones(12)},
+        r"up.bias must be dense and have values, got \(24,\) .* on meta": {
+            **masters,
+            "up.bias": masters["up.bias"].to("meta"),
+        },
+        r"up.bias must be dense and have values, got \(24,\) torch.sparse_coo": {
+            **masters,
+            "up.bias": masters["up.bias"].to_sparse(),
+        },
     }
     for message, values in bad.items():
         with pytest.raises((ValueError, TypeError), match=message):
             ours.load_master_weights({name: 2 * v if name == "up.weight" else v for name, v in values.items()})
-    assert same_bits(halves, before)
+    for values in (5, None, [masters]):
+        with pytest.raises(TypeError, match=f"must be a dict of float32 tensors by name, got {type(values).__name__}"):
+            ours.load_master_weights(values)
+    assert same_bits(halves, before) and same_bits(ours.master_weights(), masters)
 
 
 def test_two_parameters_of_one_name_raise(kernel):

@@ -31,6 +31,8 @@ def load_master_weights(groups: Sequence[Group], state: State, values: Mapping[s
     Values of other names are ignored. Raises ValueError or TypeError, with nothing changed, if a value is missing or
     does not fit.
     """
+    if not isinstance(values, Mapping):
+        raise TypeError(f"the masters must be a dict of float32 tensors by name, got {type(values).__name__}")
     parameters = _split_parameters(groups, state)
     missing = [name for name in parameters if name not in values]
     if missing:
@@ -56,6 +58,9 @@ def _check_value(name: str, p: Tensor, value: Tensor) -> None:
     if not isinstance(value, Tensor) or value.dtype != torch.float32:
         got = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(f"the master of {name} must be a float32 tensor, got {got}")
+    if value.is_meta or value.layout != torch.strided:
+        got = f"{tuple(value.shape)} {value.layout} on {value.device}"
+        raise ValueError(f"the master of {name} must be dense and have values, got {got}")
     if value.shape != p.shape or layout_of(name, value) != layout_of(name, p):
         raise ValueError(
             f"the master of {name} must be laid out like the parameter, {_described(p)}, got {_described(value)}"
