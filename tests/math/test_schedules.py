@@ -5,6 +5,7 @@ from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
+import torch
 
 from tests.support.spectra import composed
 
@@ -165,6 +166,25 @@ def test_wrong_coefficients_or_steps_are_named(schedules, coefficients, steps, e
     with pytest.raises(error) as raised:
         schedules.resolve_schedule(coefficients, steps)
     assert words in str(raised.value)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("number", [float, np.float32, np.float64])
+def test_coefficients_may_be_numbers_arrays_or_tensors(kernel, schedules, number):
+    """Numbers that float32 holds, so that all kinds mean the same."""
+    expected = ((3.0, -4.0, 2.0),) * 2
+    rows = [list(map(number, row)) for row in expected]
+    given = [rows, rows[0], np.array(expected), torch.tensor(expected)]
+    assert [schedules.resolve_schedule(each, 2) for each in given] == [expected] * 4
+    p = "up.weight", torch.nn.Parameter(torch.ones(8, 8))
+    for each in given[1:]:
+        (group, *_) = kernel.Muon([p], ns_coefficients=each).param_groups
+        assert schedules.resolve_schedule(group["ns_coefficients"], 2) == expected
+
+
+def test_the_solver_takes_numbers_of_numpy(kernel):
+    options = {"lower": 0.125, "safety": 0.25, "cushion": 0.5}
+    assert kernel.polar_express(**{k: np.float32(v) for k, v in options.items()}) == kernel.polar_express(**options)
 
 
 @pytest.mark.parametrize(

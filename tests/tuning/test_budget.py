@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import Parameter
@@ -155,6 +156,10 @@ def test_a_budget_that_is_none_is_refused(kernel, budget, error):
     for call in (partial(kernel.tune, [(8, 8)]), kernel.Muon([Parameter(torch.ones(8, 8))]).warmup):
         with pytest.raises(error, match="budget"):
             call(budget=budget)
+
+
+def test_a_budget_may_be_a_number_of_numpy(kernel):
+    kernel.tuning.tune.check_call(np.float32(0.5), None)
 
 
 def test_times_of_two_calls_are_put_together_and_the_last_one_counts(kernel):

@@ -200,10 +200,12 @@ def default_work_dtype(G: Tensor) -> torch.dtype:
     return {"cuda": torch.float16, "cpu": CPU_WORK_DTYPE}.get(G.device.type, torch.float32)
 
 
-def check_work_dtype(dtype: Optional[torch.dtype], device: Optional[torch.device] = None) -> Optional[torch.dtype]:
-    """Return `dtype`. Raises ValueError if it is not one of DTYPES, or if `device` cannot multiply it."""
+def check_work_dtype(
+    dtype: Optional[torch.dtype], device: Optional[torch.device] = None, key: str = "dtype"
+) -> Optional[torch.dtype]:
+    """Return `dtype`. ValueError, which names the `key`, unless it is one of DTYPES, and `device` can multiply it."""
     if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"the work dtype must be one of {', '.join(map(str, DTYPES))} or None, got {dtype!r}")
+        raise ValueError(f"{key} must be one of {', '.join(map(str, DTYPES))} or None, got {dtype!r}")
     if device is not None and dtype is not None and exact_dtype(device, dtype) != dtype:
         raise ValueError(f"{device} cannot multiply matrices in {dtype}")
     return dtype

@@ -58,12 +58,15 @@ def step_multiplier(adjust_lr_fn: Adjustment, rows: int, cols: int, update_rms: 
     Raises ValueError for an unknown adjustment, and if a user's function does not return a finite number above 0.
     """
     result = check_adjustment(adjust_lr_fn)(rows, cols)
-    multiplier = math.nan if result is None else float(result)
+    try:
+        multiplier = float(result)
+    except (TypeError, ValueError):
+        multiplier = math.nan
     if adjust_lr_fn == "match_rms_adamw":
         multiplier *= update_rms / UPDATE_RMS
     if not 0 < multiplier < math.inf:
         raise ValueError(
-            f"the multiplier of lr must be a finite number above 0, got {None if result is None else multiplier} for "
+            f"the multiplier of lr must be a finite number above 0, got {result!r} for "
             f"{rows} x {cols} from adjust_lr_fn={adjust_lr_fn!r} and update_rms={update_rms}"
         )
     return multiplier

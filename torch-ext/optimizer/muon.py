@@ -32,7 +32,7 @@ from .parameters.changed_settings import are_same, compared_settings, make_live_
 from .parameters.checkpoints import as_saved, checked, loaded_groups, unbox_
 from .parameters.groups import named_parameters, saved_group, split_group
 from .parameters.matrices import EXPERT_KEYS
-from .parameters.routing import IsMuon
+from .parameters.routing import IsMuon, check_is_muon
 from .parameters.setting_values import flag
 from .parameters.settings import OF_GROUPS, SETTINGS, plain_settings
 from .parameters.synonyms import check_implementations
@@ -249,11 +249,7 @@ class Muon(Optimizer):
         if not isinstance(exchange, (ExchangeOptions, type(None))):
             raise TypeError(f"exchange must be ExchangeOptions(...) of this package or None, got {exchange!r}")
         exchange = exchange or ExchangeOptions()
-        if is_muon is not None and not callable(is_muon):
-            raise TypeError(
-                f"is_muon must be a function of name and parameter, or None, got {is_muon!r}: to choose for a whole "
-                "group write use_muon in it"
-            )
+        check_is_muon(is_muon)
         self._replica_ranks = ranks_of(exchange.process_group)
         self._exchange = replace(exchange, process_group=None)  # process groups cannot be pickled
         self._clip = None if qk_clip is None else QKClip(qk_clip)

@@ -160,15 +160,15 @@ def polar_express(lower: float = 1e-3, steps: int = 5, safety: float = 1e-2, cus
         )
     schedule = []
     with localcontext(_PRECISE):
-        low, high = Decimal(lower), Decimal(1)
+        low, high = Decimal(float(lower)), Decimal(1)
         for step in range(steps):
-            cushioned = max(low, Decimal(cushion) * high)
+            cushioned = max(low, Decimal(float(cushion)) * high)
             quintic = minimax_quintic(cushioned, high)
             if cushioned > low:
                 centre = 2 / (_value(quintic, low) + _value(quintic, high))
                 quintic = tuple(centre * k for k in quintic)
             if step < steps - 1:
-                quintic = _slowed(quintic, 1 + Decimal(safety))
+                quintic = _slowed(quintic, 1 + Decimal(float(safety)))
             low = _value(quintic, low)
             high = 2 - low
             schedule.append(tuple(float(k) for k in quintic))
@@ -234,10 +234,16 @@ def _preset(name: str) -> Preset:
     return named[ALIASES.get(name, name)]
 
 
+def without_arrays(value: Any) -> Any:
+    """Return an array, a tensor or one of their numbers as Python's lists and numbers, and anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def _triples(ns_coefficients) -> Schedule:
     if isinstance(ns_coefficients, str):
         return _preset(ns_coefficients).coefficients
-    rows = list(ns_coefficients) if isinstance(ns_coefficients, Iterable) else []
+    given = without_arrays(ns_coefficients)
+    rows = list(given) if isinstance(given, Iterable) else []
     if rows and all(isinstance(x, Real) for x in rows):
         rows = [rows]
     if not rows or not all(_is_triple(row) for row in rows):
@@ -251,4 +257,4 @@ def _triples(ns_coefficients) -> Schedule:
 def _is_triple(row) -> bool:
     if isinstance(row, str) or not hasattr(row, "__len__") or len(row) != 3:
         return False
-    return all(isinstance(x, Real) and abs(x) < _COEFFICIENTS_END for x in row)
+    return all(isinstance(x, Real) and abs(float(x)) < _COEFFICIENTS_END for x in row)

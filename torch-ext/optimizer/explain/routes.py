@@ -18,7 +18,7 @@ from ..parameters.advice import Uncut, advice, remarks, still_uncut, uncut_lines
 from ..parameters.argument_checks import params_as_list
 from ..parameters.groups import named_parameters, reason_of
 from ..parameters.matrices import EXPERT_KEYS, is_stack, view_in_group
-from ..parameters.routing import IsMuon, decide, unique_parameters
+from ..parameters.routing import IsMuon, check_is_muon, decide, unique_parameters
 from ..parameters.settings import OF_GROUPS, SETTINGS, Group, multiplier_in_group
 from ..parameters.state import has_remainder, state_tensors
 from ..plan.batches import bytes_of_chain, chains
@@ -74,6 +74,7 @@ def route(
     `adjust_lr_fn`, `update_rms`, `experimental_hyperball`, `conv_mode`, `normalize_spatial`, `expert_keys` and
     `stacked`. Raises TypeError for others, and TypeError or ValueError for values that `Muon` refuses.
     """
+    check_is_muon(is_muon)
     unknown = [key for key in settings if key not in _ROUTING]
     if unknown:
         raise TypeError(f"the settings of route are {', '.join(_ROUTING)}, got {', '.join(unknown)}")

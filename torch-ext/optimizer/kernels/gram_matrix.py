@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -38,7 +38,9 @@ def matmul_transpose(X: Tensor, out: Optional[Tensor] = None) -> Tensor:
     return product if out is None else out.copy_(product)
 
 
-def _check_result(out: Tensor, X: Tensor) -> None:
+def _check_result(out: Any, X: Tensor) -> None:
+    if not isinstance(out, Tensor):
+        raise TypeError(f"out must be a tensor or None, got {type(out).__name__}")
     shape = (*X.shape[:-1], X.size(-2))
     if (tuple(out.shape), out.dtype, out.device) != (shape, X.dtype, X.device):
         raise ValueError(

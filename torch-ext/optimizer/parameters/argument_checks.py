@@ -69,8 +69,8 @@ def params_as_list(params: Any, least: int = 0) -> list[Any]:
     params = list(params)
     if len(params) < least:
         raise ValueError(
-            "params are empty: does the model have parameters? A generator, such as model.named_parameters(), is empty "
-            "once it has been read: make a new one, or a list"
+            "params are empty: does the model have parameters, and are not all of them frozen? A generator, such as "
+            "model.named_parameters(), is empty once it has been read: make a new one, or a list"
         )
     return params
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Callable, Iterable, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, Optional, Sequence, Union
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -49,6 +49,15 @@ def unique_parameters(
     if len(set(unnamed)) < len(unnamed):
         warn_user("got a parameter group with duplicate parameters: each is optimized once")
     return [(names, p) for p, names in aliases.items()]
+
+
+def check_is_muon(is_muon: Any) -> None:
+    """Raise TypeError unless `is_muon` is a function or None."""
+    if is_muon is not None and not callable(is_muon):
+        raise TypeError(
+            f"is_muon must be a function of name and parameter, or None, got {is_muon!r}: to choose for a whole group "
+            "write use_muon in it"
+        )
 
 
 def decide(

@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from ..iteration import DTYPES, check_work_dtype
 from ..kernels.formats import dtype_name
 from ..learning_rate import check_adjustment
+from ..schedules import without_arrays
 from .sequences import is_sequence
 
 MOMENTUM_DTYPES = (None, "float32", "float64", "bfloat16", "float16", "int8")
@@ -111,6 +112,7 @@ def plain_names(key: str, value: Any) -> tuple[str, ...]:
 
 def plain_coefficients(key: str, value: Any) -> Any:
     """Return a preset's name as it is, and nested sequences as tuples of floats; `resolve_schedule` checks both."""
+    value = without_arrays(value)
     if hasattr(value, "__iter__") and not isinstance(value, str):
         return tuple(plain_coefficients(key, item) for item in value)
     return float(value) if isinstance(value, Real) else value
@@ -147,7 +149,7 @@ def plain_dtype(key: str, dtype: torch.dtype | str) -> torch.dtype:
 
 def plain_work_dtype(key: str, dtype: torch.dtype | str | None) -> Optional[str]:
     """Return the name of a dtype, given as such or by name, None for None; ValueError if it is not a work dtype."""
-    return None if dtype is None else dtype_name(check_work_dtype(plain_dtype(key, dtype)))
+    return None if dtype is None else dtype_name(check_work_dtype(plain_dtype(key, dtype), key=key))
 
 
 def plain_momentum_dtype(key: str, dtype: torch.dtype | str | None) -> Optional[str]:

@@ -58,14 +58,22 @@ def wish_of(p: Tensor) -> Optional[bool]:
 def taken_implementations(settings: dict[str, Any]) -> dict[str, Optional[bool]]:
     """Remove `use_addmm`, `foreach` and `fused` from `settings` and return them; TypeError if one is not a flag."""
     flags = {key: settings.pop(key) for key in IMPLEMENTATIONS if key in settings}
-    for key, value in flags.items():
-        if value not in (True, False, None):
-            raise TypeError(f"{key} must be True, False or None, got {value!r}")
+    _check_flags(flags)
     return flags
 
 
-def check_implementations(flags: dict[str, Optional[bool]], branch: str) -> None:
-    """Raise ValueError for an implementation that `branch` lacks: a fallback, or `muon`, also for mixed groups."""
+def _check_flags(flags: dict[str, Any]) -> None:
+    for key, value in flags.items():
+        if not (value is None or isinstance(value, bool)):
+            raise TypeError(f"{key} must be True, False or None, got {value!r}")
+
+
+def check_implementations(flags: dict[str, Any], branch: str) -> None:
+    """Raise ValueError for an implementation that `branch` lacks: a fallback, or `muon`, also for mixed groups.
+
+    Raises TypeError for what is no flag.
+    """
+    _check_flags(flags)
     for key, asked in flags.items():
         if asked and branch not in _BRANCHES_WITH[key]:
             raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from functools import partial
+from numbers import Real
 from typing import Callable, Generator, Optional, Sequence, Union
 
 import torch
@@ -57,6 +58,8 @@ def orthogonalize(
     if G.ndim < 2 or G.dtype not in DTYPES or G.layout != torch.strided:
         dtypes = ", ".join(map(str, DTYPES))
         raise ValueError(f"orthogonalize needs dense matrices (..., m, n) in one of {dtypes}, got {_shown(G)}")
+    if isinstance(eps, bool) or not isinstance(eps, Real):
+        raise TypeError(f"eps must be a number, got {eps!r}")
     if not eps >= 0:
         raise ValueError(f"eps must be at least 0, got {eps}")
     # A number that varies from call to call is a symbol while torch.compile traces, and this makes it a constant.

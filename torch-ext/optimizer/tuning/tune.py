@@ -6,6 +6,7 @@ import math
 import operator
 import sys
 from functools import partial
+from numbers import Real
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
 import torch
@@ -163,6 +164,8 @@ def tune(
     ValueError or TypeError for shapes, dtypes, devices and budgets that make no sense, before anything is measured.
     """
     check_call(budget, progress)
+    if not isinstance(shapes, Iterable):
+        raise TypeError(f"shapes must be a list of (rows, cols) or (count, rows, cols), got {shapes!r}")
     place = _checked_device(device)
     wanted = check_work_dtype(dtype, place) or default_work_dtype(torch.empty(0, dtype=torch.float32, device=place))
     needed = [task for shape in map(_checked_shape, shapes) for task in tasks_of(place, wanted, *shape)]
@@ -180,9 +183,10 @@ def check_call(budget: float, progress: Optional[Progress]) -> None:
             f"progress must be a function of done, total and what, or None, got {progress!r}; the seconds that it may "
             "take are budget=..."
         )
-    if isinstance(budget, bool) or not isinstance(budget, (int, float)):
+    if isinstance(budget, bool) or not isinstance(budget, Real):
         raise TypeError(f"budget must be a number of seconds, got {budget!r}")
-    if not (0 <= budget <= sys.float_info.max or budget == math.inf):
+    seconds = budget if isinstance(budget, int) else float(budget)
+    if not (0 <= seconds <= sys.float_info.max or seconds == math.inf):
         raise ValueError(f"budget must be at least 0 seconds, and at most {sys.float_info.max} or inf, got {budget}")
 
 
