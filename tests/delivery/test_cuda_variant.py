@@ -23,8 +23,8 @@ ARCHS = ["sm_100", "sm_75", "sm_80", "sm_90"]
 # other also in 8 bits. One for each size of the elements that are copied. A norm's two, and the division by it, both
 # also for lines.
 KERNELS = 17
-# The most bytes of a thread on the stack, in float and in double, which is rare: a thread moves 16 elements, each of at
-# least 10 bytes, so 24 are less than a sixth of what it moves.
+# The most bytes of a thread on the stack. In float a thread moves 16 elements, each of at least 10 bytes: 24 are less
+# than a sixth of that. Double is rare: its bound is what the compiler keeps there, to notice more.
 STACK = {False: 24, True: 104}
 # They load and store single elements of square tiles, or sum what is left of them.
 BY_TILES = ("sum_squares", "sum_lines", "take_roots", "scale_tiles", "scale_lines", "pack_codes")

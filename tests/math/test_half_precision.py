@@ -87,6 +87,11 @@ def test_schedule_with_larger_values_has_a_smaller_scale(kernel):
     assert kernel.stability.folded_scale(torch.float16, 10**6, ((4.0, 0.0, 0.0),)) == 2
 
 
+def test_a_maximum_that_no_value_reaches_does_not_count(kernel):
+    """x (3 - x² / 4) / 2 rises up to x = 2, where it is 2; values start below 1, where it is 11 / 8."""
+    assert kernel.schedules.largest_value(((1.5, -0.125, 0.0),)) == 1.375
+
+
 @pytest.mark.parametrize("name", ["polar_express", "polar_express_safer", "quintic", "original"])
 @pytest.mark.parametrize("steps", [1, 5, 9])
 def test_largest_value_is_that_of_a_fine_grid(kernel, name, steps):

@@ -125,6 +125,13 @@ def test_long_schedules_are_judged_by_their_windows_and_not_by_every_choice(kern
     assert len(judged) < 60 * 14_000 / 4
 
 
+def test_two_steps_may_be_two_windows_where_the_first_step_is_one(kernel, stability):
+    """As in bfloat16; else there is one window less than there are steps."""
+    schedule = kernel.schedules.resolve_schedule("polar_express", 2)
+    assert stability.safe_restarts(schedule, torch.bfloat16, FLOAT32) == (1,)
+    assert stability.safe_restarts(schedule, torch.float16, FLOAT32) == ()
+
+
 def test_never_safe_schedule_has_no_restarts(kernel, stability):
     """The first step of Polar Express, again and again, lets everything grow; 12 steps of Jordan's are too many."""
     (first, *_) = kernel.schedules.PRESETS["polar_express"].coefficients

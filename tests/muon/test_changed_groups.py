@@ -216,3 +216,12 @@ def test_an_empty_group_has_the_branch_that_it_asks_for(kernel):
     for asked in (True, False, None):
         optimizer.add_param_group({"params": [], "use_muon": asked})
     assert [group["use_muon"] for group in optimizer.param_groups[-3:]] == [True, False, False]
+
+
+def test_a_step_is_captured_only_if_every_group_asks_for_it(kernel, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    optimizer = kernel.Muon(named_parameters().items(), capturable=True)
+    optimizer.param_groups[-1]["capturable"] = False
+    with pytest.raises(RuntimeError, match="only with Muon"):
+        optimizer.step()

@@ -131,6 +131,11 @@ def test_the_state_is_as_large_as_said(kernel, case):
     assert said["frozen.weight"] == 0 and min(said[name] for name in said if name != "frozen.weight") > 0
 
 
+def test_a_branch_without_parameters_has_no_state(kernel):
+    optimizer = kernel.Muon([("up.weight", Parameter(torch.ones(8, 16)))])
+    assert "0 (0 elements) by AdamW" in str(optimizer.explain())
+
+
 def test_work_is_that_of_the_standard_iteration(kernel):
     """4 m² n + 2 m³ for a wide m x n matrix at each step, or 3 m² n + m³ where half of symmetric products is saved."""
     products = kernel.kernels.products.select_products(torch.device("cpu"), torch.float32, 16, 48)

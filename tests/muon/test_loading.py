@@ -166,6 +166,21 @@ def test_sequences_that_full_state_dict_has_mixed_are_refused(kernel, key, saved
     set_optimizer_state_dict(model, ours, state_dict, options=options)
 
 
+def test_settings_that_the_parameters_cannot_have_are_refused_before_anything_changes(kernel):
+    params = named_parameters(torch.bfloat16)
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, [0])
+    saved = copy.deepcopy(optimizer.state_dict())
+    for group in saved["param_groups"]:
+        group.update(experimental_hyperball=True)
+    take_steps(optimizer, params, [1])
+    before = copy.deepcopy(state_of(optimizer, params))
+    with pytest.raises(ValueError, match="experimental_hyperball needs float32 or float64 matrices"):
+        optimizer.load_state_dict(saved)
+    assert same_bits(state_of(optimizer, params), before)
+    assert not any(group["experimental_hyperball"] for group in optimizer.param_groups)
+
+
 def test_a_state_that_parameters_on_meta_lose_is_named(kernel):
     saved = kernel.Muon(nn.Linear(6, 6).named_parameters()).state_dict()
     optimizer = kernel.Muon(nn.Linear(6, 6, device="meta").named_parameters())

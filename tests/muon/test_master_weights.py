@@ -169,25 +169,17 @@ def test_values_that_do_not_fit_raise_and_change_nothing(kernel):
     masters = ours.master_weights()
     before = copy.deepcopy(halves)
     bad = {
-        "no float32 values were given for 1 parameters: up.bias": {k: v for k, v in masters.items() if k != "up.bias"},
-        "up.bias must be a float32 tensor, got torch.bfloat16": {**masters, "up.bias": halves["up.bias"].detach()},
-        "up.bias must be a float32 tensor, got list": {**masters, "up.bias": [1.0]},
-        r"laid out like the parameter, \(24,\), got \(12,\)": {**masters, "up.bias": torch.ones(12)},
-        r"up.bias must be dense and have values, got \(24,\) .* on meta": {
-            **masters,
-            "up.bias": masters["up.bias"].to("meta"),
-        },
-        r"up.bias must be dense and have values, got \(24,\) torch.sparse_coo": {
-            **masters,
-            "up.bias": masters["up.bias"].to_sparse(),
-        },
+        "up.bias must be a float32 tensor, got torch.bfloat16": halves["up.bias"].detach(),
+        "up.bias must be a float32 tensor, got list": [1.0],
+        r"laid out like the parameter, \(24,\), got \(12,\)": torch.ones(12),
+        r"up.bias must be dense and have values, got \(24,\) .* on meta": masters["up.bias"].to("meta"),
+        r"up.bias must be dense and have values, got \(24,\) torch.sparse_coo": masters["up.bias"].to_sparse(),
     }
+    bad = {message: {**masters, "up.bias": value} for message, value in bad.items()}
+    bad["no float32 values were given for 1 parameters: up.bias"] = {k: v for k, v in masters.items() if k != "up.bias"}
     for message, values in bad.items():
         with pytest.raises((ValueError, TypeError), match=message):
             ours.load_master_weights({name: 2 * v if name == "up.weight" else v for name, v in values.items()})
-    for values in (5, None, [masters]):
-        with pytest.raises(TypeError, match=f"must be a dict of float32 tensors by name, got {type(values).__name__}"):
-            ours.load_master_weights(values)
     assert same_bits(halves, before) and same_bits(ours.master_weights(), masters)
 
 
@@ -251,9 +243,8 @@ def test_only_bfloat16_parameters_have_remainders(kernel):
 
 
 def test_what_cannot_be_raises(kernel):
-    params = [("up.weight", Parameter(torch.ones(8, 12, dtype=torch.float16)))]
     with pytest.raises(ValueError, match=r"up\.weight is float16, whose exponent has another width"):
-        kernel.Muon(params, master_weights="split")
+        kernel.Muon([("up.weight", Parameter(torch.ones(8, 12, dtype=torch.float16)))], master_weights="split")
     with pytest.raises(ValueError, match="nothing to round with master_weights"):
         kernel.Muon(named_parameters().items(), master_weights="split", stochastic_rounding=True)
     with pytest.raises(ValueError, match="master_weights must be one of None, split, got 'float32'"):

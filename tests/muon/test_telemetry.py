@@ -182,6 +182,16 @@ def test_overflowed_step_reports_no_updates(kernel):
     assert found["matrices_not_finite"] == 0  # nothing was updated with what is not finite
 
 
+@pytest.mark.parametrize("active, count, norm, rms", [([False, True], 1, 3.0, 1.5), ([False, False], 0, 0.0, 0.0)])
+def test_matrices_without_a_gradient_on_any_rank_do_not_count(kernel, active, count, norm, rms):
+    """Whatever is in the place of their norms; also if there is no other matrix."""
+    norms, one = torch.tensor([math.nan, 3.0], dtype=torch.float64), torch.tensor(1.0)
+    update = kernel.step.finish.UpdateNorms(norms, 4, 1.0, one, torch.tensor(active))
+    found = {key: value.item() for key, value in kernel.step.metrics.update_metrics([update]).items()}
+    names = "matrices", "matrices_not_finite", "muon_update_norm", "muon_update_rms"
+    assert found == dict(zip(names, (count, 0, norm, rms)))
+
+
 def test_copies_have_their_own_metrics(kernel):
     params = named_parameters()
     optimizer = kernel.Muon(params.items())

@@ -148,47 +148,6 @@ def test_plain_copies_need_their_gradients_together(pools):
         assert unmoved
 
 
-def overlapping_sets(kernel, odd_step: int, steps: int):
-    """A matrix of ranks 0 and 1, and one of 2 and 3, beside a bias of all; once its rate differs on rank 1."""
-    mesh = mesh_of((2, 2))
-    torch.manual_seed(0)
-    matrix = nn.Parameter(distribute_tensor(torch.randn(8, 6), mesh["y"], [Shard(0)]))
-    bias = nn.Parameter(distribute_tensor(torch.randn(8), mesh, [Replicate(), Replicate()]))
-    named = [{"params": [("up.weight", matrix)]}, {"params": [("up.bias", bias)]}]
-    optimizer, errors = kernel.Muon(named, lr=0.1), []
-    for step in range(steps):
-        matrix.grad, bias.grad = torch.ones_like(matrix), torch.ones_like(bias)
-        optimizer.param_groups[0]["lr"] = 0.3 if step == odd_step and dist.get_rank() == 1 else 0.1
-        before = matrix.to_local().clone(), bias.to_local().clone()
-        try:
-            optimizer.step()
-            optimizer.state_dict()
-        except (ValueError, RuntimeError) as error:
-            moved = not torch.equal(matrix.to_local(), before[0]), not torch.equal(bias.to_local(), before[1])
-            errors.append((step, str(error), moved))
-    optimizer.check_copies()
-    return errors
-
-
-@on_every_backend()
-def test_a_dispute_of_some_ranks_leaves_what_others_share_in_step(pools):
-    """What all ranks share moves on all of them, what the two at odds share on none."""
-    results = pools(4).run(overlapping_sets, 1, 3)
-    for errors in results[:2]:
-        ((step, error, moved),) = errors
-        assert step == 1 and moved == (False, True) and "'lr': 0.3" in error
-    assert results[2:] == [[], []]
-
-
-@on_every_backend()
-def test_a_dispute_of_some_ranks_at_the_first_step_stops_all_that_share_with_them(pools):
-    """None of them waits for another one, or moves the bias, and all take the next step together."""
-    for rank, errors in enumerate(pools(4).run(overlapping_sets, 0, 2)):
-        ((step, error, moved),) = errors
-        assert step == 0 and moved == (False, False)
-        assert ("'lr': 0.3" if rank < 2 else "a rank that shares up.bias has met an error") in error
-
-
 def disputed_under_a_scaler(kernel, case: Case):
     """A dispute under GradScaler, then two steps; return parameters, and those of an undisturbed run."""
     ends = []

@@ -170,7 +170,7 @@ def test_gates_of_values_are_cut_by_the_heads_of_values(kernel, value, by_head):
     ids=["torch's", "queries", "latent"],
 )
 def test_heads_of_fewer_rows_than_a_matrix_needs_are_not_cut_apart(kernel, model):
-    """As sides that are so short go to AdamW, or whole; a remark says so."""
+    """A matrix with so short a side would go to AdamW, so the weight stays whole, and a remark says so."""
     groups = kernel.groups_for(model)
     assert not any("split" in reason for reason in chosen(groups).values())
     (note,) = groups.choices.notes

@@ -60,7 +60,7 @@ def step_multiplier(adjust_lr_fn: Adjustment, rows: int, cols: int, update_rms: 
     result = check_adjustment(adjust_lr_fn)(rows, cols)
     try:
         multiplier = float(result)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         multiplier = math.nan
     if adjust_lr_fn == "match_rms_adamw":
         multiplier *= update_rms / UPDATE_RMS

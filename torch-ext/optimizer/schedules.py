@@ -242,8 +242,7 @@ def without_arrays(value: Any) -> Any:
 def _triples(ns_coefficients) -> Schedule:
     if isinstance(ns_coefficients, str):
         return _preset(ns_coefficients).coefficients
-    given = without_arrays(ns_coefficients)
-    rows = list(given) if isinstance(given, Iterable) else []
+    rows = list(given) if isinstance(given := without_arrays(ns_coefficients), Iterable) else []
     if rows and all(isinstance(x, Real) for x in rows):
         rows = [rows]
     if not rows or not all(_is_triple(row) for row in rows):
@@ -257,4 +256,4 @@ def _triples(ns_coefficients) -> Schedule:
 def _is_triple(row) -> bool:
     if isinstance(row, str) or not hasattr(row, "__len__") or len(row) != 3:
         return False
-    return all(isinstance(x, Real) and abs(float(x)) < _COEFFICIENTS_END for x in row)
+    return all(isinstance(x, Real) and abs(without_arrays(x)) < _COEFFICIENTS_END for x in row)

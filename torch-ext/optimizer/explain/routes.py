@@ -21,7 +21,7 @@ from ..parameters.matrices import EXPERT_KEYS, is_stack, view_in_group
 from ..parameters.routing import IsMuon, check_is_muon, decide, unique_parameters
 from ..parameters.settings import OF_GROUPS, SETTINGS, Group, multiplier_in_group
 from ..parameters.state import has_remainder, state_tensors
-from ..plan.batches import bytes_of_chain, chains
+from ..plan.batches import bytes_of_chain
 from ..plan.gram_sums import sums_described
 from ..plan.layout import local_part
 from ..plan.matrix import Matrix
@@ -146,14 +146,17 @@ def _with_work(row: Route, matrices: Sequence[Matrix], shared: Mapping[tuple[int
 
 
 def _memory(plan: Plan) -> list[str]:
-    """Return a note for each GPU: the memory that matrices take there which no other rank shares."""
+    """Return a note for each GPU: the most memory that a step takes there for matrices that no other rank works on."""
     most: dict[torch.device, int] = {}
-    for batches in chains(plan.batches, lambda batch: batch):
+    for batches in plan.local_chains():
         device = batches[0].device
         if device.type not in ("cpu", "meta"):
             most[device] = max(most.get(device, 0), bytes_of_chain(batches))
-    beside = "at a time beside parameters, gradients and state, an estimate"
-    return [f"memory: a step takes up to {bytes_text(count)} of {device} {beside}" for device, count in most.items()]
+    return [
+        f"memory: at any time a step takes at most about {bytes_text(count)} of {device} beside parameters, gradients "
+        "and state (an estimate)"
+        for device, count in most.items()
+    ]
 
 
 def _shared_products(plan: Plan) -> list[str]:

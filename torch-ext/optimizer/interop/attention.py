@@ -210,7 +210,8 @@ def _first(source: Any, keys: Iterable[str]) -> Optional[int]:
 
 def _attribute(source: Any, key: str) -> Any:
     try:
-        return source.get(key) if isinstance(source, Mapping) else getattr(source, key, None)
+        value = source.get(key) if isinstance(source, Mapping) else None
+        return getattr(source, key, None) if value is None else value
     except Exception:  # transformers' configs raise errors of their own for sizes that differ between layers
         return None
 

@@ -54,7 +54,7 @@ def check_cutting(cutting: Cutting) -> None:
     """Raise TypeError unless flags are flags, and the config, if there is one, may have sizes."""
     flag("heads", cutting.heads)
     flag("gate_up", cutting.gate_up)
-    if isinstance(cutting.config, (Number, str, list, set)):
+    if isinstance(cutting.config, (Number, str, bytes, list, tuple, set)):
         raise TypeError(f"config must be an object or a dict with sizes, or None, got {cutting.config!r}")
 
 

@@ -56,7 +56,7 @@ class Muon(MuonOfPackage):
         none_grad: whether to set `.grad` of a matrix to None as soon as it has been read.
         debug: only False; use `print(opt.explain())`.
         clip_config: settings of QK-clip, which also needs `qk_logits` in each `step`. Without `q_indices` and
-            `k_indices` there is no clipping; with one of them, the other follows from the number of heads.
+            `k_indices` there is no clipping. If one is absent or None, it follows from the number of heads.
         warmup_step: number of chunks of matrices that are sent ahead; more than two have no effect here.
         chunk_size: only -1, since chunks are measured in bytes here.
         use_distributed_muon: only False; its results are the same.

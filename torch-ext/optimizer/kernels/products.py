@@ -58,8 +58,8 @@ class Products(NamedTuple):
 
 # With AVX512_BF16 an AMD core multiplies bfloat16 about twice as fast as float32. In five steps of an m x n matrix, in
 # units of m² FLOP, the standard iteration takes 15 n + 5 m in bfloat16; the Gram iteration takes 6 n in bfloat16 and
-# 14 m in float32, each of which costs twice as much. So it is faster from about n = 2.75 m on. `gemm_`
-# pads to blocks of 32, so small squares cost more.
+# 14 m in float32. If float32 costs exactly twice as much, it is faster from n = 23/9 m = 2.56 m on; the ratio here is a
+# little larger. `gemm_` pads to blocks of 32, so small squares cost more.
 GRAM_SIDE, _GRAM_RATIO = 64, 2.75
 
 

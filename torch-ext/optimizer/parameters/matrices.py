@@ -158,8 +158,9 @@ def part_here(p: Tensor) -> Tensor:
 
 def _columns_in_memory(p: Tensor) -> tuple[int, ...]:
     """Return the dimensions behind the first, the slowest in memory first; a stride along size 1 means nothing."""
-    axes = tuple(range(1, p.ndim))
-    long = sorted((axis for axis in axes if p.shape[axis] > 1), key=part_here(p).stride, reverse=True)
+    axes, here = tuple(range(1, p.ndim)), part_here(p)
+    steps = list(zip(here.stride(), here.shape))  # of equal strides, that along a size of 1 here comes last
+    long = sorted((axis for axis in axes if p.shape[axis] > 1), key=steps.__getitem__, reverse=True)
     return axes if long == sorted(long) else (*long, *(axis for axis in axes if p.shape[axis] <= 1))
 
 

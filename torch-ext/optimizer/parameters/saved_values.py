@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..iteration import DTYPES
+from .setting_values import number_in
 from .state import BUFFER, COUNT, KEYS
 
 
@@ -46,7 +47,7 @@ def _check_count(what: str, value: Any) -> None:
     number = value
     if isinstance(value, Tensor) and value.numel() == 1 and value.layout == torch.strided:
         # Other kinds of tensors, such as those of a FakeTensorMode, may have no number at hand.
-        number = value.item() if type(value) in (Tensor, Parameter) else 0
+        number = number_in(value) if type(value) in (Tensor, Parameter) else 0
     if not isinstance(number, Real) or isinstance(number, bool):
         raise TypeError(f"{what} must be a number or a tensor of one, got {_shown(value)}")
     if not 0 <= number < math.inf:

@@ -45,6 +45,11 @@ def number_at_hand(value: Any) -> Any:
     is_at_hand = type(value) in (Tensor, Parameter) and value.device.type == "cpu" and value.numel() == 1
     if not is_at_hand or value.dtype not in (torch.float32, torch.float64):
         return value
+    return number_in(value)
+
+
+def number_in(value: Tensor) -> Any:
+    """Return the number in a tensor with one element; the host waits for its device."""
     number = value.tolist()  # not `item()`, which is an operation: a FakeTensorMode around this refuses it
     while isinstance(number, list):
         (number,) = number

@@ -55,17 +55,9 @@ def wish_of(p: Tensor) -> Optional[bool]:
     return wish
 
 
-def taken_implementations(settings: dict[str, Any]) -> dict[str, Optional[bool]]:
-    """Remove `use_addmm`, `foreach` and `fused` from `settings` and return them; TypeError if one is not a flag."""
-    flags = {key: settings.pop(key) for key in IMPLEMENTATIONS if key in settings}
-    _check_flags(flags)
-    return flags
-
-
-def _check_flags(flags: dict[str, Any]) -> None:
-    for key, value in flags.items():
-        if not (value is None or isinstance(value, bool)):
-            raise TypeError(f"{key} must be True, False or None, got {value!r}")
+def taken_implementations(settings: dict[str, Any]) -> dict[str, Any]:
+    """Remove `use_addmm`, `foreach` and `fused` from `settings` and return them."""
+    return {key: settings.pop(key) for key in IMPLEMENTATIONS if key in settings}
 
 
 def check_implementations(flags: dict[str, Any], branch: str) -> None:
@@ -73,8 +65,9 @@ def check_implementations(flags: dict[str, Any], branch: str) -> None:
 
     Raises TypeError for what is no flag.
     """
-    _check_flags(flags)
     for key, asked in flags.items():
+        if asked not in (True, False, None):
+            raise TypeError(f"{key} must be True, False or None, got {asked!r}")
         if asked and branch not in _BRANCHES_WITH[key]:
             raise ValueError(
                 f"{key}={asked!r} has no effect here: Muon's passes and AdamW's kernel are always fused, and matrices "

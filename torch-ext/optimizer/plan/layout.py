@@ -142,9 +142,8 @@ def memory_beside(p: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor
     layout = layout_of("", p)._replace(shape=tuple(shape))
     sizes = [length(runs) for runs in runs_of(layout, this_rank())]
     local = torch.empty_permuted(sizes, order, dtype=dtype, device=p.device)
-    whole = torch.empty_permuted(shape, order, device="meta")
-    lies = {"shape": whole.shape, "stride": whole.stride(), "run_check": False}
-    return DTensor.from_local(local, p.device_mesh, p.placements, **lies)
+    strides = torch.empty_permuted(shape, order, device="meta").stride()
+    return DTensor.from_local(local, p.device_mesh, p.placements, shape=torch.Size(shape), stride=strides)
 
 
 class LaidOut(NamedTuple):

@@ -83,10 +83,14 @@ class Plan:
         """Return one team for each set of ranks with which this rank works on matrices."""
         return list({team.ranks: team for chunk in self._chunks for team, _ in chunk.teams}.values())
 
+    def local_chains(self) -> tuple[Chain, ...]:
+        """Return the chains of batches on which this process works alone."""
+        return chains(self.batches, lambda batch: batch)
+
     def chains(self) -> list[Chain]:
         """Return all chains of batches that this process orthogonalizes."""
         owned = [tuple(each.batch for each in chain) for chunk in self._chunks for chain in chunk.chains]
-        return [*chains(self.batches, lambda batch: batch), *owned]
+        return [*self.local_chains(), *owned]
 
     def all_batches(self) -> list[Batch]:
         """Return every batch that this process orthogonalizes."""

@@ -72,9 +72,9 @@ def clip_settings(qk_clip: Mapping[str, Any]) -> ClipSettings:
     GPT-NeoX and in timm's MaxViT (False: all queries, then all keys, then all values); `layers`, the names or positions
     of each layer's (query, key) weights or of its fused one, as a sequence, or as a dict from the layer's key (found by
     name); `q_indices`, the query head that each logit belongs to (in order); `k_indices`, its key head (that of its
-    query head); `is_mla`. Defaults are in parentheses. Positions count the optimizer's parameters from 0 in the order
-    in which the user gave them, tied ones once. The key `report` is for the caller. Raises ValueError or TypeError for
-    anything else.
+    query head); empty ones scale nothing; `is_mla`. Defaults are in parentheses. Positions count the optimizer's
+    parameters from 0 in the order in which the user gave them, tied ones once. The key `report` is for the caller.
+    Raises ValueError or TypeError for anything else.
     """
     if not isinstance(qk_clip, Mapping):
         raise TypeError(f"qk_clip must be a dict of settings, got {type(qk_clip).__name__}")
@@ -87,7 +87,7 @@ def clip_settings(qk_clip: Mapping[str, Any]) -> ClipSettings:
         raise ValueError(f"alpha of qk_clip must be at most 1, got {alpha}")
     counts = {key: _count(key, qk_clip.get(key) or 0) for key in _COUNTS}
     latent = tuple(counts[key] for key in _LATENT)
-    is_mla = flag("is_mla of qk_clip", qk_clip.get("is_mla", any(latent)))
+    is_mla = flag("is_mla of qk_clip", any(latent) if qk_clip.get("is_mla") is None else qk_clip["is_mla"])
     if not (all(latent) if is_mla else counts["head_dim"]):
         raise ValueError(f"qk_clip needs {', '.join(_LATENT) if is_mla else 'head_dim'}, got {dict(qk_clip)}")
     indices = tuple(_heads_of_logits(key, qk_clip.get(key)) for key in _INDICES)

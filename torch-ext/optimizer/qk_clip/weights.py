@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Mapping, Sequence, Union
+from numbers import Integral
+from typing import Any, Iterable, Mapping, Sequence, Union
 
 from ..parameters.names import bare_name
 from ..parameters.roles import lora_factor
@@ -27,7 +28,7 @@ _NORMS = re.compile(r"^(q|k|qk|query|key)_?(layer)?_?norm$|^norm_?(q|k|qk)$")
 
 def plain_layers(layers: Any) -> Layers:
     """Return `layers` as tuples; TypeError or ValueError unless each has a key and one or two names or positions."""
-    if not isinstance(layers, Mapping) and not is_sequence(layers):
+    if isinstance(layers, (str, bytes)) or not isinstance(layers, Iterable):
         raise TypeError(f"layers of qk_clip must be a sequence or a dict of layers, got {layers!r}")
     plain = []
     for key, weights in layers.items() if isinstance(layers, Mapping) else enumerate(layers):
@@ -43,7 +44,7 @@ def plain_layers(layers: Any) -> Layers:
 
 
 def _is_layer(value: Any) -> bool:
-    return isinstance(value, (str, int)) and not isinstance(value, bool)
+    return isinstance(value, (str, Integral)) and not isinstance(value, bool)
 
 
 def without_positions(layers: Layers, given: Sequence[str]) -> Layers:
@@ -51,13 +52,16 @@ def without_positions(layers: Layers, given: Sequence[str]) -> Layers:
 
     Raises ValueError for a position that is not in them.
     """
-    positions = [weight for _, weights in layers for weight in weights if isinstance(weight, int)]
+    positions = [weight for _, weights in layers for weight in weights if isinstance(weight, Integral)]
     outside = [position for position in positions if not 0 <= position < len(given)]
     if outside:
         raise ValueError(
             f"layers of qk_clip have the position {outside[0]}, and {len(given)} parameters were given, counted from 0"
         )
-    return tuple((layer, tuple(given[w] if isinstance(w, int) else w for w in weights)) for layer, weights in layers)
+    return tuple(
+        (layer, tuple(weight if isinstance(weight, str) else given[weight] for weight in weights))
+        for layer, weights in layers
+    )
 
 
 def named_weights(layers: Layers, shapes: Shapes) -> Weights:

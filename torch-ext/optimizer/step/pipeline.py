@@ -12,7 +12,7 @@ def advanced(exchanges: Iterable[Iterable[Generator]], in_flight: int) -> Iterat
     A chunk is a generator that yields while a message flies. In a round each chunk under way goes on to its next
     message; up to `in_flight` have one on its way while another is worked on. The newest goes first, so that its gather
     and an older one's scatter are hidden. Exchanges follow one another, so messages of two groups are never on their
-    way together. Only messages of teams may be: all members of a team send them in the same order.
+    way together. Only teams are an exception: all members of a team send its messages in the same order.
     """
     for chunks in exchanges:
         waiting, running = deque(chunks), []

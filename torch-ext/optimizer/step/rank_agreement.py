@@ -100,7 +100,7 @@ class RankAgreement:
         # Not when it is planned: a rank may make or plan some optimizer that the others do not, but here all meet.
         offer_groups(group for group in (reference() for reference in self._groups) if group is not None)
         self._groups = ()  # once for a plan: its ranks meet in the same groups from here on
-        meetings, overflows, errors, first_met = [], {}, [], []
+        meetings, overflows, errors, first_met, before = [], {}, [], [], dict(self._registered)
         for ranks, shared in sorted(terms.items()):
             known = self._registered.get(ranks)
             is_new = known is None or known.digest != shared.digest
@@ -125,6 +125,7 @@ class RankAgreement:
                 self._registered[ranks] = Registration(shared.digest, number)
         errors += _errors_elsewhere(first_met, bool(errors))
         if errors:
+            self._registered = before  # all ranks meet anew, so that the same mistake stops the same ranks again
             raise errors[0]
         return meetings, overflows
 
@@ -145,17 +146,18 @@ class RankAgreement:
 def _errors_elsewhere(first_met: Sequence[tuple[Ranks, Terms]], has_failed: bool) -> list[Exception]:
     """Return an error for each set of ranks that meet with a new plan and of which another one has an error.
 
-    Otherwise this rank would update what they share, and the other one would not. All of them must call it.
+    Otherwise this rank would update what they share, and the other one would not. All of them must call it. Sets are
+    asked in order and back: of the sets (0, 1), (0, 2) and (2, 3), an error in the last one reaches the first as well.
     """
     errors: list[Exception] = []
-    for ranks, shared in first_met:
+    for ranks, shared in (*first_met, *reversed(first_met)):
         failed = torch.tensor([has_failed or bool(errors)], dtype=torch.int64, device="cpu").to(shared.device)
         all_reduce_max_(failed, ranks, "errors of other ranks", listed(shared.names))
         if failed.item():
             errors.append(
                 ValueError(
-                    f"a rank that shares {listed(shared.names)} has met an error with other ranks, which says what to "
-                    "change; nothing was changed here either"
+                    f"a rank that shares {listed(shared.names)} has met an error about what it shares with further "
+                    "ranks: its message says what to change. Nothing was changed here either"
                 )
             )
     return errors

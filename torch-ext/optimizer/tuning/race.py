@@ -104,8 +104,8 @@ def race(
 ) -> tuple[dict[str, Timed], dict[str, str]]:
     """Return the times of each of `works`, and the errors of those that raised.
 
-    The race takes about `seconds`, but each work gets LEAST_ROUNDS. Work that is clearly slower gets only its first
-    bursts, and its time is the shorter of the two. Each work runs for the first time inside `around(name)`. Raises
+    The race takes about `seconds`, but each work gets LEAST_ROUNDS. Work that is clearly slower gets only two
+    bursts, and the shorter one is its time. Each work runs for the first time inside `around(name)`. Raises
     LostGpuError. Out-of-memory errors are raised, too, because they say nothing about the work.
     """
     end = clock.now() + seconds

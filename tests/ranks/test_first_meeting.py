@@ -1,0 +1,90 @@
+"""Ranks that share different parameters with different others, and some of which are at odds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from tests.support.backends import on_every_backend
+from tests.support.sharded_models import mesh_of
+
+CHAIN = {"a": (0, 1), "b": (0, 2), "c": (2, 3)}
+FROM_OTHERS = "has met an error about what it shares with further ranks"
+
+
+def overlapping_sets(kernel, odd_steps: tuple[int, ...], steps: int):
+    """A matrix of ranks 0 and 1, and one of 2 and 3, beside a bias of all; in some steps its rate differs on rank 1.
+
+    Return, for each step that raises, its number, the error, and whether the matrix and the bias moved.
+    """
+    mesh = mesh_of((2, 2))
+    torch.manual_seed(0)
+    matrix = nn.Parameter(distribute_tensor(torch.randn(8, 6), mesh["y"], [Shard(0)]))
+    bias = nn.Parameter(distribute_tensor(torch.randn(8), mesh, [Replicate(), Replicate()]))
+    named = [{"params": [("up.weight", matrix)]}, {"params": [("up.bias", bias)]}]
+    optimizer, errors = kernel.Muon(named, lr=0.1), []
+    for step in range(steps):
+        matrix.grad, bias.grad = torch.ones_like(matrix), torch.ones_like(bias)
+        optimizer.param_groups[0]["lr"] = 0.3 if step in odd_steps and dist.get_rank() == 1 else 0.1
+        before = matrix.to_local().clone(), bias.to_local().clone()
+        try:
+            optimizer.step()
+            optimizer.state_dict()
+        except (ValueError, RuntimeError) as error:
+            moved = not torch.equal(matrix.to_local(), before[0]), not torch.equal(bias.to_local(), before[1])
+            errors.append((step, str(error), moved))
+    optimizer.check_copies()
+    return errors
+
+
+@on_every_backend()
+def test_a_dispute_of_some_ranks_leaves_what_others_share_in_step(pools):
+    """What all ranks share moves on all of them, what the two at odds share on none."""
+    results = pools(4).run(overlapping_sets, (1,), 3)
+    for errors in results[:2]:
+        ((step, error, moved),) = errors
+        assert step == 1 and moved == (False, True) and "'lr': 0.3" in error
+    assert results[2:] == [[], []]
+
+
+@on_every_backend()
+@pytest.mark.parametrize("odd_steps", [(0,), (0, 1)], ids=str)
+def test_a_dispute_of_some_ranks_at_their_first_meeting_stops_all_that_share_with_them(pools, odd_steps):
+    """As often as they repeat it. Nobody waits for another rank, and once it is mended all take the step together."""
+    for rank, errors in enumerate(pools(4).run(overlapping_sets, odd_steps, 3)):
+        assert [step for step, *_ in errors] == list(odd_steps)
+        assert all(moved == (False, False) for *_, moved in errors)
+        assert all(("'lr': 0.3" if rank < 2 else f"shares up.bias {FROM_OTHERS}") in error for _, error, _ in errors)
+
+
+def steps_of_a_chain(kernel) -> tuple[str, list[bool]]:
+    """Vectors of pairs of ranks, the rate of the last of which differs on rank 3 in the first of two steps.
+
+    Return the error of the first step, and whether each of this rank's vectors moved in each step.
+    """
+    rank, named = dist.get_rank(), []
+    for name, ranks in CHAIN.items():
+        vector = distribute_tensor(torch.ones(8), DeviceMesh("cpu", list(ranks)), [Replicate()], src_data_rank=None)
+        named.append({"params": [(f"{name}.bias", nn.Parameter(vector))]})
+    optimizer, error, moved = kernel.Muon(named, lr=0.1), "", []
+    mine = [group["params"][0] for group, ranks in zip(optimizer.param_groups, CHAIN.values()) if rank in ranks]
+    for step in range(2):
+        optimizer.param_groups[-1]["lr"] = 0.3 if step == 0 and rank == 3 else 0.1
+        for p in mine:
+            p.grad = torch.ones_like(p)
+        try:
+            optimizer.step()
+        except ValueError as raised:
+            error = str(raised)
+        moved.append(any(bool((p.to_local() != 1).any()) for p in mine))
+    return error, moved
+
+
+def test_an_error_reaches_all_ranks_of_a_chain_of_sets(pools):
+    for rank, (error, moved) in enumerate(pools(4).run(steps_of_a_chain)):
+        assert ("c.bias" if rank > 1 else FROM_OTHERS) in error
+        assert moved == [False, True]
