@@ -50,8 +50,8 @@ def test_two_thousand_layers_are_four_lines(kernel):
 
 
 CHANGES = {
-    "shape": (8, 4), "branch": "adamw", "reason": "is_muon", "matrices": 2, "multiplier": 0.5, "owner": 1,
-    "kernel": "other", "lr": 0.5, "weight_decay": 0.5, "state_bytes": 5, "flops": 5.0, "multipliers": (0.5, 1.0),
+    "shape": (8, 4), "branch": "adamw", "reason": "is_muon", "matrices": 2, "multipliers": (0.5, 1.0), "owner": 1,
+    "kernel": "other", "lr": 0.5, "weight_decay": 0.5, "state_bytes": 5, "flops": 5.0,
 }  # fmt: skip
 
 
@@ -62,7 +62,8 @@ def test_every_field_is_tested_for_agreement(table):
 @pytest.mark.parametrize("field", CHANGES)
 def test_layers_that_differ_in_anything_shown_are_lines_of_their_own(table, field):
     rows = [
-        table.Route(f"layers.{i}.up", (4, 4), "muon", "matrix", 1, 1.0, 0, "gemm", 0.1, 0.1, 4, 4.0) for i in range(4)
+        table.Route(f"layers.{i}.up", (4, 4), "muon", "matrix", 1, (1.0,), 0, "gemm", 0.1, 0.1, 4, 4.0)
+        for i in range(4)
     ]
     rows[2] = rows[2]._replace(**{field: CHANGES[field]})
     lines = str(table.Explanation(rows)).splitlines()[2:4]

@@ -219,10 +219,10 @@ def test_routing_rows_print_as_a_table(kernel):
     """They name the multiplier."""
     table = kernel.route([("up.weight", parameter(64, 36)), parameter(5)], adjust_lr_fn="original")
     assert table.rows[0]._asdict() == dict(
-        name="up.weight", shape=(64, 36), branch="muon", reason="matrix", matrices=1, multiplier=(64 / 36) ** 0.5,
+        name="up.weight", shape=(64, 36), branch="muon", reason="matrix", matrices=1, multipliers=((64 / 36) ** 0.5,),
         owner=None, kernel=None, lr=None, weight_decay=None, state_bytes=None, flops=None,
-        multipliers=((64 / 36) ** 0.5,),
     )  # fmt: skip
+    assert [row.multiplier for row in table.rows] == [(64 / 36) ** 0.5, None]
     assert table.rows[1].name == "param_1"
     lines = str(table).splitlines()
     assert lines[0].split() == ["name", "shape", "branch", "reason", "matrices", "multiplier"]

@@ -106,8 +106,9 @@ def test_a_wrong_product_that_is_not_symmetric_fails_where_it_is_the_compiled_on
     native = kernel.kernels.native_products
     multiply = native.gemm_
 
-    def spoiled(C, A, B, D, alpha, beta, is_symmetric, *rest):
-        multiply(C, A, B, D, alpha, beta, is_symmetric, *rest)
+    def spoiled(C, *arguments):
+        multiply(C, *arguments)
+        *_, is_symmetric = arguments[:6]  # behind A, B, D, alpha and beta
         return None if is_symmetric else C.mul_(1.1)
 
     (task,) = kernel.tuning.contest.tasks_of(CPU, dtype, (48, 80), 1)

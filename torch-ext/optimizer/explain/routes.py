@@ -217,9 +217,8 @@ def route_in_group(name: str, p: Tensor, reason: str, settings: Group) -> Route:
     group = {**_ROUTING, **OF_GROUPS, **settings}
     view = view_in_group(name, p, group)
     reason = reason if str(view) == "x".join(map(str, p.shape)) else f"{reason}: {view}"
-    multipliers = [multiplier_in_group(group, *shape, view.scale) for shape in dict.fromkeys(view.shapes)]
-    route = Route(name, tuple(p.shape), "muon", reason, len(view.shapes), multipliers[0])
-    return route._replace(multipliers=tuple(dict.fromkeys(multipliers)))
+    multipliers = dict.fromkeys(multiplier_in_group(group, *shape, view.scale) for shape in dict.fromkeys(view.shapes))
+    return Route(name, tuple(p.shape), "muon", reason, len(view.shapes), tuple(multipliers))
 
 
 def _keeps_norm(group: Group) -> bool:

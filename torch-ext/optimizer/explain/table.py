@@ -18,14 +18,18 @@ class Route(NamedTuple):
     branch: str
     reason: str
     matrices: int = 0
-    multiplier: Optional[float] = None  # of its first matrix
+    multipliers: tuple[float, ...] = ()  # the different ones of its matrices, in their order
     owner: Union[int, str, None] = None  # a rank, `several` if its matrices have several owners; None: this process
     kernel: Optional[str] = None
     lr: Union[float, str, None] = None  # the value at the call; a string for a tensor on a GPU
     weight_decay: Union[float, str, None] = None  # the same
     state_bytes: Optional[int] = None  # of the whole tensor's state
     flops: Optional[float] = None  # of its orthogonalization in one step, an estimate
-    multipliers: tuple[float, ...] = ()  # the different ones of all its matrices, in their order
+
+    @property
+    def multiplier(self) -> Optional[float]:
+        """The multiplier of its first matrix; None if it has none."""
+        return next(iter(self.multipliers), None)
 
     @property
     def elements(self) -> int:
@@ -57,7 +61,7 @@ _COLUMNS = (
     Column("branch", lambda line: line.first.branch),
     Column("reason", lambda line: line.first.reason),
     Column("matrices", lambda line: line.first.matrices, True),
-    Column("multiplier", lambda line: ", ".join(map(_cell, line.first.multipliers)) or line.first.multiplier, True),
+    Column("multiplier", lambda line: ", ".join(map(_cell, line.first.multipliers)) or None, True),
     Column("lr", lambda line: line.first.lr, True),
     Column("decay", lambda line: line.first.weight_decay, True),
     Column("state", lambda line: None if line.first.state_bytes is None else _state_of(line), True),

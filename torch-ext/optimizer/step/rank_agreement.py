@@ -100,7 +100,7 @@ class RankAgreement:
         # Not when it is planned: a rank may make or plan some optimizer that the others do not, but here all meet.
         offer_groups(group for group in (reference() for reference in self._groups) if group is not None)
         self._groups = ()  # once for a plan: its ranks meet in the same groups from here on
-        meetings, overflows, errors, first_met, before = [], {}, [], [], dict(self._registered)
+        meetings, overflows, errors, first_met, registered = [], {}, [], [], {}
         for ranks, shared in sorted(terms.items()):
             known = self._registered.get(ranks)
             is_new = known is None or known.digest != shared.digest
@@ -122,11 +122,11 @@ class RankAgreement:
                 errors.append(error)
             elif is_new:
                 number = _new_number(ranks, shared) if known is None else known.number
-                self._registered[ranks] = Registration(shared.digest, number)
+                registered[ranks] = Registration(shared.digest, number)
         errors += _errors_elsewhere(first_met, bool(errors))
         if errors:
-            self._registered = before  # all ranks meet anew, so that the same mistake stops the same ranks again
             raise errors[0]
+        self._registered.update(registered)  # only now: a mistake that is repeated stops the same ranks again
         return meetings, overflows
 
     def _seniority(self, ranks: Ranks) -> int:

@@ -96,11 +96,12 @@ def _references_and_sizes(state: State) -> tuple[list[weakref.ref], list[int]]:
     """
     try:
         tensors = list(itertools.chain.from_iterable(map(dict.values, state.values())))
-        return list(map(weakref.ref, tensors)), list(map(Tensor.numel, tensors))
+        sizes = list(map(Tensor.numel, tensors))
     except TypeError:
         states = [each for each in state.values() if isinstance(each, dict)]
         tensors = [value for each in states for value in each.values() if isinstance(value, Tensor)]
-        return list(map(weakref.ref, tensors)), list(map(Tensor.numel, tensors))
+        sizes = list(map(Tensor.numel, tensors))
+    return list(map(weakref.ref, tensors)), sizes
 
 
 def _kinds(state: State) -> list[Any]:
