@@ -109,7 +109,7 @@ bench: setup build
 	$(PY) -m benchmarks.sweep_fake_step
 	$(PY) -m benchmarks.sweep_scale
 
-# The tests for GPUs, or TESTS="arguments of pytest", where no GPU is: docs/architecture.md says what that shows.
+# The tests for GPUs, or TESTS="arguments of pytest", where no GPU is: docs/contributing.md says what that shows.
 feigned-gpu: setup
 	$(PY) -m tools.feigned_gpu $(TESTS)
 

@@ -1,4 +1,4 @@
-// The checked arguments of descend_; its contract is in torch-ext/optimizer/kernels/native.py.
+// The checked arguments of descend_; its contract is in torch-ext/optimizer/kernels/portable/descend.py.
 #pragma once
 
 #include "normalize.h"

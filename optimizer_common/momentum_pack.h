@@ -1,4 +1,4 @@
-// The checked arguments of momentum_pack_; its contract is in torch-ext/optimizer/kernels/native.py.
+// The checked arguments of momentum_pack_; its contract is in torch-ext/optimizer/kernels/portable/momentum_pack.py.
 #pragma once
 
 #include "normalize.h"

@@ -1,4 +1,4 @@
-// The checked arguments of move_blocks_; its contract is in torch-ext/optimizer/kernels/native.py.
+// The checked arguments of move_blocks_; its contract is in torch-ext/optimizer/kernels/portable/move_blocks.py.
 #pragma once
 
 #include "arguments.h"

@@ -1,4 +1,5 @@
-// The checked arguments of frobenius_norm_ and normalize_; their contract is in torch-ext/optimizer/kernels/native.py.
+// The checked arguments of frobenius_norm_ and normalize_; their contract is in
+// torch-ext/optimizer/kernels/portable/norms.py.
 #pragma once
 
 #include "arguments.h"

@@ -1,4 +1,4 @@
-// The checked arguments of gemm_; its contract is in torch-ext/optimizer/kernels/native.py.
+// The checked arguments of gemm_; its contract is in torch-ext/optimizer/kernels/portable/gemm.py.
 #pragma once
 
 #include "../optimizer_common/arguments.h"

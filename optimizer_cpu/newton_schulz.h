@@ -1,5 +1,5 @@
 // The checked arguments of newton_schulz_ and gram_newton_schulz_; their contracts are in
-// torch-ext/optimizer/kernels/native.py.
+// torch-ext/optimizer/kernels/portable/newton_schulz.py.
 #pragma once
 
 #include "gemm.h"

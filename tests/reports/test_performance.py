@@ -55,13 +55,24 @@ def test_rows_and_columns_without_content_are_named_below_the_table():
     assert performance.without_nothing(empty) == (empty, [])
 
 
-def test_index_has_every_file_once_and_the_newest_first(tmp_path):
+def test_files_are_sorted_by_question_and_the_newest_first(tmp_path):
     names = "step-cpu-2026-11-21", "training-step-cpu-2026-11-20", "step-cpu-2026-11-24", "some-gpu"
-    lines = performance.index(tmp_path / f"{name}.json" for name in names).splitlines()[2:]
-    assert [line.split(" | ")[1] for line in lines] == [
+    for name in names:
+        (tmp_path / f"{name}.json").write_text(json.dumps({"results": []}))
+    page = performance.page(tmp_path, tmp_path.parent)
+    assert [line.split(" | ")[1] for line in page.splitlines() if line.startswith("| How ")] == [
         "[step-cpu-2026-11-24](#step-cpu-2026-11-24), [step-cpu-2026-11-21](#step-cpu-2026-11-21) |",
         "[training-step-cpu-2026-11-20](#training-step-cpu-2026-11-20) |",
         "[some-gpu](#some-gpu) |",
+    ]
+    assert [line for line in page.splitlines() if line.startswith(("## ", "### "))] == [
+        "## How long does a step take, beside other Muons?",
+        "### step-cpu-2026-11-24",
+        "### step-cpu-2026-11-21",
+        "## How much of a whole training step is the optimizer's?",
+        "### training-step-cpu-2026-11-20",
+        "## How long does everything take on one GPU?",
+        "### some-gpu",
     ]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tools.pages import markdown
@@ -69,36 +69,51 @@ QUESTIONS = {
     "load": "How long does `get_kernel` take?",
     "build": "How long does a build take, and how large is it?",
 }
+# The question about the files of the lab, which measures all of it.
+ON_ONE_GPU = "How long does everything take on one GPU?"
 # Cells in which there is nothing, or why.
 NOTHING = ("", "unmeasured", "needs a GPU", "not installed")
 
 
 def page(results: Path, beside: Path) -> str:
     """Return the page for the files in `results` that have timings, with links relative to the folder `beside`."""
-    contents = {file: json.loads(file.read_text()) for file in sorted(results.glob("*.json"))}
+    contents = {file: json.loads(file.read_text()) for file in sorted(results.glob("*.json"), reverse=True)}
     measured = {file: content for file, content in contents.items() if "lab" in content or "results" in content}
-    sections = ["\n".join(section(file, content, beside)) for file, content in measured.items()]
-    return "\n".join([INTRODUCTION.format(results=link(results, beside)), index(measured), *sections])
+    answers = answered(measured)
+    lines = [INTRODUCTION.format(results=link(results, beside)), index(answers)]
+    for question, files in answers.items():
+        lines.append(f"## {question}\n")
+        lines.extend("\n".join(section(file, measured[file], beside)) for file in files)
+    return "\n".join(lines)
 
 
-def index(files: Iterable[Path]) -> str:
-    """Return a table of the questions that the files answer, with links to their sections, the newest first."""
-    links: dict[str, list[str]] = {}
-    for file in sorted(files, reverse=True):
+def answered(files: Iterable[Path]) -> dict[str, list[Path]]:
+    """Return the questions that files answer, in the order of `QUESTIONS`, each with its files in their order."""
+    answers: dict[str, list[Path]] = {question: [] for question in (*QUESTIONS.values(), ON_ONE_GPU)}
+    for file in files:
         kind = max((kind for kind in QUESTIONS if file.stem.startswith(f"{kind}-")), key=len, default="")
-        links.setdefault(QUESTIONS.get(kind, "Everything on one GPU"), []).append(f"[{file.stem}](#{file.stem})")
-    rows = [(question, ", ".join(links[question])) for question in (*QUESTIONS.values(), *links) if question in links]
-    return markdown.table(("question", "answers"), list(dict.fromkeys(rows))) + "\n"
+        answers[QUESTIONS.get(kind, ON_ONE_GPU)].append(file)
+    return {question: those for question, those in answers.items() if those}
+
+
+def index(answers: Mapping[str, Sequence[Path]]) -> str:
+    """Return a table of questions, with links to the sections of the files that answer them."""
+    rows = [
+        (question, ", ".join(f"[{file.stem}](#{file.stem})" for file in those)) for question, those in answers.items()
+    ]
+    return markdown.table(("question", "answers"), rows) + "\n"
 
 
 def section(file: Path, content: dict, beside: Path) -> Iterator[str]:
     """Yield the lines about one file: its machine, versions and commit, its tables and its figures."""
-    yield f"## {file.stem}\n"
+    yield f"### {file.stem}\n"
     yield f"{origin(content)} [The file]({link(file, beside)}).\n"
-    tables = lab_tables(content) if "lab" in content else sweep_tables(content, file.stem)
+    tables = list(lab_tables(content) if "lab" in content else sweep_tables(content, file.stem))
     for table in tables:
         shown, missing = without_nothing(table)
-        yield f"### {table.title}\n\n{markdown.table(shown.headings, shown.rows)}\n"
+        if len(tables) > 1:
+            yield f"#### {table.title}\n"
+        yield f"{markdown.table(shown.headings, shown.rows)}\n"
         if missing:
             yield f"Not measured: {', '.join(missing)}.\n"
     for figure in sorted(file.parent.glob(f"{file.stem}-*.png")):

@@ -71,7 +71,7 @@ def pack_momentum_(
 def quantized(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return a matrix (m, n) in 8 bits: int8 codes (m, n), and float32 scales (m, ceil(n / BLOCK)) of their blocks.
 
-    `kernels/native.py` says how much is lost.
+    `kernels/portable/momentum_pack.py` says how much is lost.
     """
     rows, cols = values.shape
     codes = torch.zeros_like(values, dtype=torch.int8)

@@ -1,1 +1,5 @@
-"""The operations of `native.py` in torch's own functions, for variants that come without a compiled library."""
+"""The contract of each operation of `native.py`, and the operation in torch's own functions.
+
+The functions here run in variants that come without a compiled library. The contracts are those of compiled operations,
+too; `native.py` says what holds for all of them, and what is different here.
+"""

@@ -1,4 +1,24 @@
-"""`descend_` in torch's functions; its contract is in `kernels/native.py`."""
+"""`descend_`: applies weight decay and updates to parameters, in place.
+
+    p = row_scale (p keep - lr multiplier u)
+    norms = |u|_F                     of each matrix
+    keep = 1 - lr weight_decay        decay_mode 0, decoupled
+           1 - weight_decay           1, independent
+           1 - lr weight_decay        2, cautious: where p and u have one sign, else 1
+
+- `parameter` is a list of B matrices of any strides. `update`, `offsets`, `active`, `found_inf` and the dtype of the
+  arithmetic are like those of `momentum_pack_`. A matrix that is not `active` keeps its bits.
+- `lr`, `weight_decay` and `multiplier` (1 or B elements) are float32 or float64, on the CPU or on the matrices' device.
+- `row_scale` is float32 and has one entry per row: the rows of the first matrix, then those of the second, and so on.
+- `seeds` (B, int64, on either device) makes the rounding of float16 and bfloat16 parameters stochastic, without bias.
+  The random bits follow from the seed and from an element's index in the whole matrix, so a shard is rounded as it
+  would be in the whole matrix. For that, `origins` has (first_row, first_col, row_length) of each shard, 3 B numbers.
+  Without `seeds` it is not used.
+- `remainder` is B int16 matrices. Together with bfloat16 parameters they are the two halves of float32 numbers, as in
+  `kernels/master_weights.py`. Both are written, and together have the bits that float32 parameters would have: the
+  result is rounded to float32 once. Cannot be combined with `seeds`.
+- `norms` are those of `update`, written as `momentum_pack_` writes its norms, even if a parameter does not change.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,19 @@
-"""`move_blocks_` in torch's functions; its contract is in `kernels/native.py`."""
+"""`move_blocks_`: copies blocks between matrices and a flat buffer, such as a message.
+
+    matrices[position + i, top + r, left + c] = buffer[offset + i step + r row_step + c]
+                                      for all i < count, r < rows, c < cols; with `to_buffer` the reverse copy
+
+`matrices` is (B, m, n) of any strides, each size below 2^31, and `buffer` 1-D, contiguous and of the same dtype:
+float32, float64, float16 or bfloat16. `blocks` (N, 9) is int64, contiguous, always on the CPU, and read at the call.
+Each row has the fields of `plan.blocks.Block` in their order: count, position, top, left, rows, cols, offset, step,
+row_step.
+
+- Bits are copied, so a NaN keeps its payload. Elements that no block covers keep their bits; empty blocks do nothing.
+- Negative numbers, and blocks that reach beyond the matrices or the buffer, raise RuntimeError, also before anything is
+  written.
+- Blocks that write one element twice are not detected: it gets one of the values, not always the same.
+- On a GPU a launch takes 640 blocks by value, so no table is copied to the device or kept there.
+"""
 
 from __future__ import annotations
 

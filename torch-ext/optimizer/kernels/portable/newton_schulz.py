@@ -1,4 +1,33 @@
-"""`newton_schulz_` and `gram_newton_schulz_` by the portable `gemm_`; their contracts are in `kernels/native.py`."""
+"""`newton_schulz_` and `gram_newton_schulz_`: all products of an iteration on a CPU, in one call.
+
+    newton_schulz_(X, A, B, coefficients, alone, instructions)
+
+        A = X Xᵀ,  B = c A A + b A,  X = B X + a X        for each a, b, c of the coefficients
+
+    gram_newton_schulz_(X, R, H, Q, T, coefficients, windows, alone, instructions, square_instructions)
+
+        R = X Xᵀ                                          for each window, then
+        H = c R R + b R + a I,  Q = Q H,  R = H R H       for each a, b, c of its steps, then
+        X = Q X
+
+`newton_schulz_` takes X (b, m, n) with contiguous rows, and room for A and B: two contiguous tensors (rooms, m, m), at
+least one room. All are float32 or all bfloat16, and share no memory. `coefficients` are three numbers for each step. X
+gets, bit for bit, what three calls of `gemm_` for each step would make of it, the first two of them `symmetric`, with
+the same `instructions`. What is left in A and B is not defined.
+
+`gram_newton_schulz_` takes the same X, and four matrices like A and B, but in float32, whatever X is. `windows` are the
+numbers of steps in each window, at least one. Q begins as the first H, and R is not needed after the last. A window of
+one step leaves a I out of H, and computes X = Q X + a X.
+
+- Each product is that of a call of `gemm_`: X Xᵀ and Q X with `instructions`, Q rounded to X's dtype before; the others
+  are `symmetric` and with `square_instructions`, which are instructions for float32. H R H is H T with T = R H.
+- a is added to the diagonal in float32, after H is rounded to it. What is left in the four matrices is not defined.
+
+In both, with `alone` each thread takes one matrix after another through all steps, and waits for no other thread:
+faster if a core's cache holds a matrix. That takes as many rooms as threads. Matrices that are left over, because there
+are fewer than threads, are shared by all threads, product by product. So is every matrix without `alone`, or if there
+are fewer rooms than threads. The functions here take one matrix after another, whatever `alone` is.
+"""
 
 from __future__ import annotations
 

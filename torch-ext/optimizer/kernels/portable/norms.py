@@ -1,4 +1,17 @@
-"""`frobenius_norm_` and `normalize_` in torch's functions; their contract is in `kernels/native.py`."""
+"""`frobenius_norm_` and `normalize_`: the norm of each matrix, and the matrix divided by it.
+
+    frobenius_norm_(norms, X)                   norms = |X|_F             of each matrix
+    normalize_(out, X, norms, eps, scale)       out = scale X / max(norms, eps)
+
+X and `out` are batches (B, m, n) of any strides, float32, float16 or bfloat16. `norms` (B) is contiguous, and has
+`formats.exact_dtype` of the device: float64, or float32 where it has none, as on Apple's GPUs.
+
+- Squares are summed in float64, where the square of a float32 number is exact and cannot overflow. The order of the sum
+  follows from m and n alone. scale / max(norms, eps, 2^-126) is rounded to float32 once, at most to its largest number.
+  Each product with it is rounded to float32 once, too, before the cast.
+- A matrix and the same matrix times a power of two give the same bits, as long as the norm and its inverse are normal
+  numbers.
+"""
 
 from __future__ import annotations
 
