@@ -165,7 +165,9 @@ def _updates_of_small_matrices(kernel: ModuleType):
     def update(packed: step.Packed) -> Tensor:
         batch, norms = packed.batch, None if packed.norms is None else packed.norms[:1]
         directions = small.to(packed.directions.dtype)
-        step.update_of_factors(kernel.polar.factors.polar_factors(directions, batch.iteration, packed.eps, norms=norms))
+        step.update_of_factors_(
+            kernel.polar.factors.polar_factors(directions, batch.iteration, packed.eps, norms=norms)
+        )
         factors = torch.empty(packed.directions.shape, dtype=batch.iteration.work_dtype)
         return step.as_parameter(batch, factors)
 

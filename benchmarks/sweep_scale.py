@@ -95,7 +95,7 @@ def counts_of(optimizer: Optimizer) -> dict[str, int]:
     """Return the counts of what a step on this rank goes through."""
     pairs = [(chunk, each.position) for each in optimizer._plan.exchanges for chunk in each.chunks]
     lengths = [(side.sent, at) for chunk, at in pairs for side in (chunk.messages.holder, chunk.messages.owner)]
-    batches = [owned for chunk, _ in pairs for owned in chunk.batches]
+    batches = [owned for chunk, _ in pairs for chain in chunk.chains for owned in chain]
     return {
         "chunks": len(pairs),
         "messages": sum(length > 0 and to != at for sent, at in lengths for to, length in enumerate(sent)),

@@ -1,4 +1,4 @@
-// The arithmetic of one element, for the host and the device: every formula of the ops that compute.
+// The arithmetic of one element, for the host and the device: conversions, momentum, descent, stochastic rounding.
 //
 // A product that feeds a sum is an explicit fma, so that no compiler is left a choice: all levels of x86-64
 // give the same bits, as CUDA should by construction. T is the type computed in, float or double.

@@ -62,7 +62,7 @@ inline Panels check_panels(const char* name, const Tensor& t, int64_t k, bool wr
   const bool by_rows = t.stride(2) == 1 || t.size(2) == 1;
   const int64_t run = by_rows ? 2 : 1, matrices = stride_for_tma(t, 0), runs = stride_for_tma(t, 3 - run);
   const int64_t step = kTmaBytes / t.element_size();
-  char* const data = static_cast<char*>(written ? t.mutable_data_ptr() : const_cast<void*>(t.const_data_ptr()));
+  char* const data = data_of(t, written);
   const bool fits = (t.stride(run) == 1 || t.size(run) == 1) && matrices > 0 && runs > 0 && matrices % step == 0 &&
                     runs % step == 0 && reinterpret_cast<uintptr_t>(data) % kTmaBytes == 0;
   STD_TORCH_CHECK(fits, name, " must have a stride of 1 along rows or columns, and its other strides and its address "
@@ -73,7 +73,9 @@ inline Panels check_panels(const char* name, const Tensor& t, int64_t k, bool wr
 
 inline void check_hopper_sizes(const Tensor& a, int64_t sections) {
   constexpr int64_t kLargestInt = std::numeric_limits<int32_t>::max();
-  STD_TORCH_CHECK(a.scalar_type() == ScalarType::Half || a.scalar_type() == ScalarType::BFloat16,
+  STD_TORCH_CHECK(sections >= 1 && sections <= hopper::kMostSections, "sections must be 1 to ", hopper::kMostSections,
+                  ", got ", sections);
+  STD_TORCH_CHECK(is_half(a.scalar_type()),
                   "A must be float16 or bfloat16, got ", a.scalar_type());
   STD_TORCH_CHECK(a.dim() == 3 && a.size(2) > 0 && a.size(2) <= kLargestInt,
                   "A must be (batch, m, k) with 0 < k < 2^31, got ", shape(a));
@@ -84,8 +86,6 @@ inline void check_hopper_sizes(const Tensor& a, int64_t sections) {
   STD_TORCH_CHECK(a.size(1) % kSideStep == 0 && is_counted, "m must be a multiple of ", kSideStep,
                   ", and all results together have fewer than 2^31 squares of ", hopper::kSquare,
                   " and sections of them, got A ", shape(a));
-  STD_TORCH_CHECK(sections >= 1 && sections <= hopper::kMostSections, "sections must be 1 to ", hopper::kMostSections,
-                  ", got ", sections);
 }
 
 inline HopperGemm check_hopper_gemm(const Tensor& c, const Tensor& a, const Tensor& b, const MaybeTensor& d,

@@ -19,7 +19,7 @@ constexpr int kSquare = 256;
 constexpr int kTileDepth = 64;  // of k, multiplied in a step
 // 16 panels of 256 rows, those of a group and of as many columns, take 16 MiB of the cache at k = 2048.
 constexpr int kGroup = 8;
-// Beyond this the squares of one matrix are no longer counted in 31 bits.
+// More than memory holds. Up to this the squares of one matrix are counted in 31 bits.
 constexpr int kMostSide = 46340;
 
 // Clusters at work at one time on 132 multiprocessors. A smaller GPU cuts the same squares, for the same bits.

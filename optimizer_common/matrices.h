@@ -20,11 +20,15 @@ struct View {
   int64_t row_stride, col_stride;
 };
 
+OPTIMIZER_INLINE View transposed(const View& view) {
+  return {view.data, view.col_stride, view.row_stride};
+}
+
 // Along which lines of a matrix squares are summed for its norm, if at all.
 enum class Squares { kUnused, kByRows, kByColumns };
 
 // The same lines, once rows have become columns.
-inline Squares turned(Squares squares) {
+inline Squares transposed(Squares squares) {
   const Squares other = squares == Squares::kByRows ? Squares::kByColumns : Squares::kByRows;
   return squares == Squares::kUnused ? squares : other;
 }
@@ -132,9 +136,9 @@ OPTIMIZER_INLINE void collapse(Matrix<N>& m) {
 template <int N>
 void transpose(Matrix<N>& m) {
   std::swap(m.rows, m.cols);
-  m.squares = turned(m.squares);
+  m.squares = transposed(m.squares);
   for (View& v : m.views) {
-    std::swap(v.row_stride, v.col_stride);
+    v = transposed(v);
   }
 }
 

@@ -80,12 +80,12 @@ inline Spans pack_spans(const Tensors& momentum, const MaybeTensors& scale, cons
   return spans;
 }
 
-// The scales of a matrix, which is turned where its blocks lie along its columns.
-inline View turn_to_blocks(Matrix<3>& matrix, const Tensor& momentum, const Tensor& scale) {
+// The scales of a matrix, which is transposed where its blocks lie along its columns.
+inline View transpose_to_blocks(Matrix<3>& matrix, const Tensor& momentum, const Tensor& scale) {
   View scales = view_of(scale, true);
   if (!has_blocks_along_rows(momentum, scale)) {
     transpose(matrix);
-    std::swap(scales.row_stride, scales.col_stride);
+    scales = transposed(scales);
   }
   return scales;
 }
@@ -98,7 +98,7 @@ inline void add_matrices(MomentumPack& call, const Tensors& momentum, const Mayb
     Matrix<3> matrix{m.size(0), m.size(1), {views[0], views[1], views[2]}, i};
     matrix.squares = squares_for(call.norms, m);
     if (scale) {
-      call.scales.push_back(turn_to_blocks(matrix, m, (*scale)[i]));
+      call.scales.push_back(transpose_to_blocks(matrix, m, (*scale)[i]));
     } else {
       simplify(matrix);
     }

@@ -4,9 +4,9 @@
 //
 // Squares lie closer where they are small, as a block has columns of small gradients beside those of large ones: an
 // average that moves by less than half the spacing would stay where it is for ever. Next to zero that spacing is
-// max / 127^2, where equal steps would have max / 127. The code is the nearest, so that
+// M / 127^2, where equal steps would have M / 127. The code is the nearest, so that
 //
-//     |value - x| <= sqrt(max |x|) / 127 + max / (4 127^2) <= max / 126
+//     |value - x| <= sqrt(M |x|) / 127 + M / (4 127^2) <= M / 126          M = max |x| over the block
 //
 // but for a few roundings of T. In a block with a NaN or an infinity all values are NaN; numbers that float32 cannot
 // hold are infinities here. Sources: Dettmers et al., 8-bit optimizers via block-wise quantization, arXiv:2110.02861;

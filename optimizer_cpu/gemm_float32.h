@@ -17,27 +17,12 @@ inline void copy_rows(float* to, const float* from, int64_t stride) {
 }
 
 typedef float Four __attribute__((vector_size(16), may_alias));
-typedef float FourAnywhere __attribute__((vector_size(16), aligned(4), may_alias));
 
-// Squares of 4 x 4 in registers.
 inline void transpose(float* to, const float* from, int64_t stride) {
-  for (int64_t square = 0; square < kBlockArea; square += 16) {
-    const int64_t top = square / (4 * kBlockSide) * 4, left = square / 4 % kBlockSide;
-    const auto row = [&](int64_t i) {
-      return *reinterpret_cast<const FourAnywhere*>(from + (top + i) * stride + left);
-    };
-    const auto column = [&](int64_t i) -> Four& {
-      return *reinterpret_cast<Four*>(to + (left + i) * kBlockSide + top);
-    };
-    const Four rows[] = {row(0), row(1), row(2), row(3)};
-    const Four low01 = __builtin_shufflevector(rows[0], rows[1], 0, 4, 1, 5);
-    const Four high01 = __builtin_shufflevector(rows[0], rows[1], 2, 6, 3, 7);
-    const Four low23 = __builtin_shufflevector(rows[2], rows[3], 0, 4, 1, 5);
-    const Four high23 = __builtin_shufflevector(rows[2], rows[3], 2, 6, 3, 7);
-    column(0) = __builtin_shufflevector(low01, low23, 0, 1, 4, 5);
-    column(1) = __builtin_shufflevector(low01, low23, 2, 3, 6, 7);
-    column(2) = __builtin_shufflevector(high01, high23, 0, 1, 4, 5);
-    column(3) = __builtin_shufflevector(high01, high23, 2, 3, 6, 7);
+  for (int64_t top = 0; top < kBlockSide; top += kSquareSide) {
+    for (int64_t left = 0; left < kBlockSide; left += kSquareSide) {
+      transpose_square(to + left * kBlockSide + top, kBlockSide, from + top * stride + left, stride);
+    }
   }
 }
 

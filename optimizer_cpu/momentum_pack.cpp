@@ -65,13 +65,11 @@ OPTIMIZER_INLINE void average(T* update, const MomentumPack& call, const Matrix<
   const bool remembers = weight != 1, ahead = call.nesterov && remembers;
   if (remembers) {
     load_momentum(momentum, call, m, box);
-  } else {
-    std::fill_n(momentum, box.rows * box.cols, T(0));
   }
   load(update, call.dtypes[kGradient], m.views[kGradient], box);
   for (int64_t i = 0; i < box.rows * box.cols; ++i) {
     const T gradient = update[i] / divisor;
-    momentum[i] = lerp(momentum[i], gradient, weight);
+    momentum[i] = remembers ? lerp(momentum[i], gradient, weight) : gradient;
     update[i] = ahead ? lerp(momentum[i], gradient, weight) : momentum[i];
   }
   store_momentum(momentum, call, m, box);

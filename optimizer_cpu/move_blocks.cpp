@@ -12,10 +12,6 @@ struct Size {
   int64_t rows, cols;
 };
 
-View turned(const View& view) {
-  return {view.data, view.col_stride, view.row_stride};
-}
-
 // Elements are copied as integers of their size: no bit of a NaN changes.
 template <class T>
 void copy(const View& to, const View& from, const Size& size) {
@@ -69,11 +65,11 @@ void move_tile(const Matrix<2>& m, const Box& box) {
   T tile[kTileArea];
   char* const between = reinterpret_cast<char*>(tile);
   if (from.row_stride < from.col_stride) {
-    transpose(tile, turned(from), across);
+    transpose(tile, transposed(from), across);
     copy<T>(to, {between, box.cols, 1}, size);
   } else if (to.row_stride < to.col_stride) {
     transpose(tile, from, size);
-    copy<T>(turned(to), {between, box.rows, 1}, across);
+    copy<T>(transposed(to), {between, box.rows, 1}, across);
   } else {
     copy<T>(to, from, size);
   }

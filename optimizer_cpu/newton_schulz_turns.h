@@ -7,8 +7,8 @@
 
 namespace optimizer {
 
-// The first matrices, the same number for each thread. Returns how many: none if there are fewer than threads, or
-// fewer rooms.
+// The first matrices, a multiple of the number of threads, which take them one by one. Returns how many: none if there
+// are fewer matrices or rooms than threads.
 template <class Element, class LinksAt>
 int64_t iterate_alone(const Iterated<Element>& call, const Instructions<Element>& by, const LinksAt& links_at) {
   double grains = 0;

@@ -83,7 +83,7 @@ class UnitSums {
     if (m.squares == Squares::kByRows) {
       return take(m.index, dtype, view, box);
     }
-    take(m.index, dtype, {view.data, view.col_stride, view.row_stride}, {box.col, box.row, box.cols, box.rows});
+    take(m.index, dtype, transposed(view), {box.col, box.row, box.cols, box.rows});
   }
 
   void write_norms(double* norms) const {
@@ -99,7 +99,7 @@ class UnitSums {
   double* sums_;
 };
 
-// For a list of wide or turned matrices of one size; for nothing if no norms are wanted.
+// For a list of wide or transposed matrices of one size; for nothing if no norms are wanted.
 template <int N>
 UnitSums unit_sums(const MaybeTensor& norms, const std::vector<Matrix<N>>& list) {
   if (!norms || list.empty()) {

@@ -49,8 +49,8 @@ Stride stride_of(const Panels& panels) {
 CUtensorMap target_of(const HopperGemm& call) {
   const auto size = static_cast<cuuint64_t>(call.m);
   const cuuint64_t sizes[] = {size, size, static_cast<cuuint64_t>(call.count)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(call.c.run_stride) * 2,
-                                static_cast<cuuint64_t>(call.c.matrix_stride) * 2};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(call.c.run_stride) * kHalfBytes,
+                                static_cast<cuuint64_t>(call.c.matrix_stride) * kHalfBytes};
   const cuuint32_t box[] = {hopper::kPiece, hopper::kPiece, 1}, steps[] = {1, 1, 1};
   const CUtensorMapDataType type =
       call.dtype == ScalarType::Half ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;

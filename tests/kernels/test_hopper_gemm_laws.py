@@ -12,7 +12,7 @@ from tests.support.proofs import products
 
 pytestmark = pytest.mark.gpu
 
-HALVES = (torch.float16, torch.bfloat16)
+HALF_DTYPES = (torch.float16, torch.bfloat16)
 # Cut squares, one and several; a dozen squares for each pair of multiprocessors; long sums.
 SIZES = ((8, 8), (272, 208), (2048, 512), (4096, 1024), (1024, 16384))
 # Their last 1, 21, 10, 12 and 4 squares are cut.
@@ -39,7 +39,7 @@ def symmetric(*shape: int, dtype: torch.dtype) -> Tensor:
     return S.tril() + S.tril(-1).mT
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 @pytest.mark.parametrize(
     "m, k, sections", [*((m, k, 1) for m, k in SIZES), *((m, k, n) for m, k in CUT for n in (3, 5))]
 )
@@ -52,7 +52,7 @@ def test_it_passes_the_proof(hopper_product, dtype, m, k, sections):
     products.prove_launch(compute, products.operands_of(like, (m, k)))
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 @pytest.mark.parametrize("count, m, k", [(1, 264, 72), (3, 1000, 136), (5, 2048, 256)])
 @pytest.mark.parametrize("columns", ["none", "of B", "of A", "of C"])
 @pytest.mark.parametrize("sections", [1, 3])

@@ -10,7 +10,7 @@ from tests.support import hopper_model
 from tests.support.hopper_model import USUAL, Omitted, Scalars, Way
 from tests.support.proofs import products
 
-HALVES = (torch.float16, torch.bfloat16)
+HALF_DTYPES = (torch.float16, torch.bfloat16)
 SQUARE = 256
 # Less than a square, two that are cut, three with a last one of 8 rows; of k, one tile, several, one that is cut.
 SIZES = ((24, 64), (328, 200), (520, 8))
@@ -99,7 +99,7 @@ def test_sections_of_a_square_are_its_tiles_in_their_order(kernel, side, k, into
     assert of_matrix == [1] * (side * (side + 1) // 2 - last) + [into] * last * into
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 @pytest.mark.parametrize("m, k", SIZES)
 @pytest.mark.parametrize("clusters", CLUSTERS)
 def test_products_of_integers_are_exact_in_every_order_of_events(dtype, m, k, clusters):
@@ -161,7 +161,7 @@ def test_where_operands_only_commute_both_halves_are_one():
     assert torch.equal(C, full.tril() + full.tril(-1).mT)
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 @pytest.mark.parametrize("size, sections", [((272, 208), 1), ((40, 208), 3)])
 def test_it_passes_the_proof_that_a_gpu_asks_of_it(dtype, size, sections):
     def compute(A, B, D, scalars):

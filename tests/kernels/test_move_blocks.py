@@ -175,6 +175,16 @@ def test_no_blocks_and_empty_ones_do_nothing(move_blocks_, new_block, to_buffer)
         move_blocks_(torch.zeros(shape), torch.zeros(0), table([]), to_buffer)
 
 
+@pytest.mark.kernels_ci
+def test_elements_that_blocks_write_twice_get_one_of_the_values(move_blocks_, new_block):
+    matrices, buffer = torch.arange(24.0).view(2, 3, 4), torch.zeros(40)
+    blocks = [new_block(2, 0, 0, 0, 3, 4, 0, 0, 4), new_block(2, 0, 0, 0, 3, 4, 16, 4, 0)]
+    move_blocks_(matrices, buffer, table(blocks), True)
+    same_place, same_row = buffer[:12].view(3, 4), buffer[16:24].view(2, 4)
+    assert ((same_place == matrices[0]) | (same_place == matrices[1])).all()
+    assert (same_row.unsqueeze(1) == matrices).any(1).all() and buffer[24:].count_nonzero() == 0
+
+
 def test_rows_that_are_one_and_the_same_move(kernel, device):
     """Where rows of the buffer, or of the matrices that are read, are one row: more of them than a tile has."""
     move_blocks_, count = kernel.kernels.native.move_blocks_, 5000

@@ -18,6 +18,7 @@ from tests.kernels.test_native_ops import FLOATS, MODES, names, random
 from tests.kernels.test_packed_norms import PACKED
 from tests.kernels.test_quantized_momentum import stored
 from tests.support import oracles
+from tests.support.narrow_device import narrow_device
 
 OPERATIONS = (
     "momentum_pack_",
@@ -43,6 +44,13 @@ def test_a_variant_without_a_library_has_the_same_operations_by_names_of_its_own
         assert str(ours).removeprefix(f"{portable.ops.name}::portable_") == str(theirs).removeprefix(
             f"{compiled.ops.name}::{compiled.PREFIX}"
         )
+
+
+def test_no_matrices_need_no_numbers_on_their_device(portable_kernel):
+    """`active` has one entry for each, so none."""
+    with narrow_device(portable_kernel, "mps") as narrow:
+        packed = torch.empty(0, 3, 4, device=narrow.device)
+        portable_kernel.kernels.native.momentum_pack_([], [], packed, 0.9, True, active=torch.ones(0, dtype=torch.bool))
 
 
 def spacing(values: Tensor, dtype: torch.dtype, computing: torch.dtype) -> Tensor | float:

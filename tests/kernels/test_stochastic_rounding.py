@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.support.operation_places import on_every_place
 
-HALVES = torch.bfloat16, torch.float16
+HALF_DTYPES = torch.bfloat16, torch.float16
 COUNT = 1 << 16
 
 pytestmark = [pytest.mark.usefixtures("device"), on_every_place()]
@@ -32,7 +32,7 @@ def below(values: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(nearest.double().abs() > values.double().abs(), nearest.nextafter(0 * nearest), nearest)
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 @pytest.mark.parametrize("work", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("size", [1.0, 1.99, 3e-5, 2e-7, 60000.0], ids=str)
 @pytest.mark.parametrize("sign", [1, -1], ids=["+", "-"])
@@ -53,7 +53,7 @@ def test_rounding_is_unbiased_and_lands_on_neighbours(descend_, dtype, work, siz
         assert abs(ups.mean() - expected) <= 5 * (expected * (1 - expected) / COUNT).sqrt() + 2.0**-13
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 def test_representable_numbers_are_unchanged(descend_, dtype):
     bits = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
     values = bits.view(dtype)[None]
@@ -62,7 +62,7 @@ def test_representable_numbers_are_unchanged(descend_, dtype):
     assert torch.equal(result.nan_to_num(0.0), values.nan_to_num(0.0))
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 def test_all_magnitudes_round_to_a_neighbour(descend_, dtype):
     torch.manual_seed(0)
     exponents = torch.rand(40, 1000) * 280 - 150
@@ -106,7 +106,7 @@ def first_elements(descend_, value: Tensor, dtype: torch.dtype, seeds: int) -> T
     return torch.cat(parameter).flatten()
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 @pytest.mark.parametrize("share", [1 / 3, 0.5, 0.9])
 @pytest.mark.many_blocks
 def test_first_element_is_unbiased_over_seeds(descend_, dtype, share):
@@ -115,7 +115,7 @@ def test_first_element_is_unbiased_over_seeds(descend_, dtype, share):
     assert abs(ups.mean() - share) <= 5 * (share * (1 - share) / seeds) ** 0.5 + 2.0**-13
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 def test_small_seeds_give_the_first_element_random_bits(descend_, dtype):
     """At 1 - 2^-13 of the spacing all random numbers but 2^-13 of them round up; zero cuts."""
     value = torch.tensor(1 + (1 - 2.0**-13) * torch.finfo(dtype).eps)
@@ -123,7 +123,7 @@ def test_small_seeds_give_the_first_element_random_bits(descend_, dtype):
 
 
 @pytest.mark.kernels_ci
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 def test_shard_rounds_as_the_whole_does(descend_, dtype):
     torch.manual_seed(0)
     whole = torch.rand(40, 60)

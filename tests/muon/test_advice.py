@@ -84,7 +84,9 @@ def test_muon_that_holds_no_matrix_says_so(kernel):
 
 
 @pytest.mark.parametrize(
-    "cure", [dict(use_muon=True), dict(use_muon=False), dict(use_muon=False, role="backbone")], ids=str
+    "cure",
+    [dict(use_muon=True), *(dict(use_muon=False, **why) for why in ({}, {"role": "backbone"}, {"reason": "mine"}))],
+    ids=str,
 )
 def test_a_decision_ends_the_warning(kernel, cure):
     thin = {"params": parameters(thin__weight=(4, 1024)), **cure}

@@ -19,8 +19,8 @@ from tests.support.symmetric_products import normal
 from tests.support.triton_gpu import skip_without_triton
 
 SHAPES = {"square": (2, 256, 256), "wide": (2, 256, 1024), "tall": (3, 640, 192)}
-HALVES = (torch.float16, torch.bfloat16)
-DTYPES = (torch.float32, *HALVES)
+HALF_DTYPES = (torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, *HALF_DTYPES)
 STEPS, LR = 3, 0.02
 
 Gradients = dict[str, Tensor]
@@ -56,7 +56,7 @@ def assert_same_bits(found, expected) -> None:
     assert [name for name, p in found.items() if not torch.equal(p, expected[name])] == []
 
 
-ITERATIONS = [(torch.float16, "gram", "wide"), *itertools.product(HALVES, ["standard"], SHAPES)]
+ITERATIONS = [(torch.float16, "gram", "wide"), *itertools.product(HALF_DTYPES, ["standard"], SHAPES)]
 
 
 @pytest.mark.parametrize("dtype, method, name", ITERATIONS)
@@ -175,7 +175,7 @@ def captured(warm_up: Callable[[], object], work: Callable[[], object]) -> tuple
 @pytest.mark.gpu
 @pytest.mark.parametrize("device", ["cuda"], indirect=True)
 @pytest.mark.parametrize("what", ["symmetric_gemm", "orthogonalize"])
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 def test_a_replayed_orthogonalization_has_the_eager_bits(kernel, device, dtype, what):
     if what == "symmetric_gemm":
         skip_without_triton(kernel, device)

@@ -90,8 +90,9 @@ def test_a_second_warm_up_drops_the_graphs_of_the_first(kernel, simulated, monke
     optimizer = kernel.Muon(parameters(), **SETTINGS)
     optimizer.warmup(lambda *_: None)
     monkeypatch.setattr(kernel.step.graphs, "captured", refuse)
-    with pytest.warns(RuntimeWarning, match="is launched eagerly"):
+    with pytest.warns(RuntimeWarning, match="is launched eagerly") as warned:
         optimizer.warmup(lambda *_: None)
+    assert {warning.filename for warning in warned} == {__file__}
     assert f"0 of {len(optimizer._plan.batches)} batches replay a CUDA graph" in str(optimizer.explain())
 
 

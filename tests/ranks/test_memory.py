@@ -66,7 +66,7 @@ def held_by(chunk) -> Held:
     holder, owner = chunk.messages.holder, chunk.messages.owner
     parameter = chunk.first.parameter
     packed, work = parameter.packed_dtype.itemsize, parameter.work_dtype.itemsize
-    sizes = [batch_bytes(owned.batch, packed, work) for owned in chunk.batches] or [(0, 0, 0)]
+    sizes = [batch_bytes(owned.batch, packed, work) for chain in chunk.chains for owned in chain] or [(0, 0, 0)]
     return Held(
         (sum(holder.sent) + holder.scratch + sum(owner.received)) * packed,
         sum(owner.received) * packed + sum(owner.sent) * work,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,6 +17,12 @@ from torch import nn
 def test_impossible_chunk_settings_raise(kernel, key, value, error):
     with pytest.raises(error, match=f"{key} must be .*{value}"):
         kernel.ExchangeOptions(**{key: value})
+
+
+def test_whole_numbers_of_numpy_are_numbers(kernel):
+    """In print, too, which ranks compare."""
+    plain, wide = (kernel.ExchangeOptions(chunk_bytes=of(4096), ranks_per_matrix=of(2)) for of in (int, np.int64))
+    assert repr(plain) == repr(wide)
 
 
 def test_a_number_for_a_flag_raises(kernel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from tools.pages import performance
 from tools.pages.lab_tables import lab_tables
@@ -58,12 +59,14 @@ def test_rows_and_columns_without_content_are_named_below_the_table():
 def test_files_are_sorted_by_question_and_the_newest_first(tmp_path):
     names = "step-cpu-2026-11-21", "training-step-cpu-2026-11-20", "step-cpu-2026-11-24", "some-gpu"
     for name in names:
-        (tmp_path / f"{name}.json").write_text(json.dumps({"results": []}))
+        rows = [{"case": "a", "methods": ["standard gemm_ (avx2) float32"]}, {"case": "b", "status": "unmeasured"}]
+        (tmp_path / f"{name}.json").write_text(json.dumps({"device": "AMD EPYC", "results": rows}))
     page = performance.page(tmp_path, tmp_path.parent)
-    assert [line.split(" | ")[1] for line in page.splitlines() if line.startswith("| How ")] == [
-        "[step-cpu-2026-11-24](#step-cpu-2026-11-24), [step-cpu-2026-11-21](#step-cpu-2026-11-21) |",
-        "[training-step-cpu-2026-11-20](#training-step-cpu-2026-11-20) |",
-        "[some-gpu](#some-gpu) |",
+    assert [line.split(" | ")[1] for line in page.splitlines() if re.match(r"\| .*\? \|", line)] == [
+        "[step-cpu-2026-11-24](#step-cpu-2026-11-24), AMD EPYC with avx2; "
+        "[step-cpu-2026-11-21](#step-cpu-2026-11-21), AMD EPYC with avx2 |",
+        "[training-step-cpu-2026-11-20](#training-step-cpu-2026-11-20), AMD EPYC with avx2 |",
+        "[some-gpu](#some-gpu), AMD EPYC with avx2 |",
     ]
     assert [line for line in page.splitlines() if line.startswith(("## ", "### "))] == [
         "## How long does a step take, beside other Muons?",
@@ -71,14 +74,14 @@ def test_files_are_sorted_by_question_and_the_newest_first(tmp_path):
         "### step-cpu-2026-11-21",
         "## How much of a whole training step is the optimizer's?",
         "### training-step-cpu-2026-11-20",
-        "## How long does everything take on one GPU?",
+        "## What was measured on one GPU?",
         "### some-gpu",
     ]
 
 
 def test_failures_are_shown_with_their_reason():
     tables = {table.title: table for table in lab_tables(lab_report())}
-    assert ("prove", "0", "1", "1", "1") in tables["Verdicts"].rows
+    assert ("prove", "0", "1", "1", "1") in tables["How many items of the lab succeeded"].rows
     assert ("prove", "NaN float16", "failed", "elsewhere") in tables["What failed, was skipped or cut"].rows
     assert tables["new"].headings == ("size", "milliseconds") and tables["new"].rows == [("3", "0.25")]
 

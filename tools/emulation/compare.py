@@ -29,9 +29,10 @@ RESULTS = ROOT / "benchmarks/results/processors.json"
 TEXT = """\
 # Processors
 
-The libraries choose their instructions when they are loaded. This page shows that the processor does not change what
-they compute. "Here" is the machine that ran `python -m tools.emulation.compare build`, which made the page. The other
-processors were emulated by {emulator}, which knows neither AVX-512 nor AMX.{made_of}
+The libraries choose their instructions when they are loaded. This page shows that the processor changes no bit of any
+operation except `gemm_` and the iterations, which sum in another order for other instructions. "Here" is the machine
+that ran `python -m tools.emulation.compare build`, which made the page. The other processors were emulated by
+{emulator}, which knows neither AVX-512 nor AMX.{made_of}
 
 {processors}
 
@@ -40,8 +41,8 @@ torch ran it, which `make aarch64` unpacks.
 
 {compilers}
 
-The losses were measured before the first and after the last of {steps} steps of `Muon` in float32. They are close and
-not equal, because the products there are torch's, or `gemm_`'s with the processor's instructions.
+The losses were measured before the first and after the last of {steps} steps of `Muon` in float32. They agree in
+the digits shown, but need not agree in all: the products are torch's, or `gemm_`'s with the processor's instructions.
 
 ## Bits
 

@@ -92,13 +92,18 @@ def meanings_of(docstring: str) -> Iterator[tuple[str, str]]:
     """Yield the arguments that a docstring's `Args:` explains, each with its text in one line."""
     for names, text in _entries(docstring.split("Args:\n")[1]):
         for name in names.split(", "):
-            yield name.strip(), text.replace("|", "\\|")
+            yield name.strip(), linked(text.replace("|", "\\|"))
 
 
 def group_keys_of(docstring: str) -> Iterator[tuple[str, str]]:
     """Yield the entries below a docstring's `Group keys:`: names, and the text in one line."""
     for names, text in _entries(docstring.split("Group keys:")[1].split("\n", 1)[1]):
-        yield "`, `".join(names.split(", ")), text
+        yield "`, `".join(names.split(", ")), linked(text)
+
+
+def linked(text: str) -> str:
+    """Return text with links to the pages that it names, for a page beside them."""
+    return re.sub(r"docs/(\w+\.md)", r"[\1](\1)", text)
 
 
 def _entries(section: str) -> Iterator[tuple[str, str]]:

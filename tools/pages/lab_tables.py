@@ -35,7 +35,7 @@ def verdict_tables(stages: dict[str, list[dict]]) -> Iterator[Table]:
     for stage, records in stages.items():
         statuses = [record["status"] for record in records]
         counts.append((stage, *(str(statuses.count(status)) for status in VERDICTS)))
-    yield Table("Verdicts", ("stage", *VERDICTS), counts)
+    yield Table("How many items of the lab succeeded", ("stage", *VERDICTS), counts)
     troubled = [record for records in stages.values() for record in records if record["problem"]]
     if troubled:
         rows = [(r["stage"], r["key"], r["status"], r["problem"].replace("\n", " ")[:200]) for r in troubled]

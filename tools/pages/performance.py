@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,13 +24,15 @@ RESULTS = ROOT / "benchmarks/results"
 INTRODUCTION = """\
 # Performance
 
-Every figure on this page comes from a file in [benchmarks/results]({results}), and was measured at the commit named
-beside it. `python -m tools.pages.performance` makes the page from these files. `make gpu-lab` makes the file of a GPU,
+For people who want to know how fast it is on which machine. Every figure comes from a file in
+[benchmarks/results]({results}), made at the commit that is named beside it. What is called *predicted* was not
+measured. `python -m tools.pages.performance` makes the page from these files. `make gpu-lab` makes the file of a GPU,
 `benchmarks/sweep_*.py` make the others. A value after ± is the spread of the measurements. Ranges are quartiles, or the
-smallest and the largest of several seeds.
+smallest and the largest of several seeds. A size 12x2304x768 means 12 matrices of 2304 rows and 768 columns.
 
 | column | meaning |
 | --- | --- |
+| torch.optim.Muon / ours, and others / ours | the other's time divided by ours: above 1, ours is faster |
 | of copy | the rate at which bytes move, as a share of that of a plain copy |
 | dtypes | of the momentum or parameter, and of the packed directions |
 | foreach / ours | the time of `torch._foreach_*` for the same work, divided by ours |
@@ -48,9 +51,10 @@ smallest and the largest of several seeds.
 | messages | how many a rank sends and receives in a step |
 | plan, s | the seconds in which a rank decides who works on what, and the most that they may be |
 
-In a column `case`, *beside busy cores* means that other processes keep every core busy, and *kernel[grid]* that
-Triton's launcher starts the kernel, not ours. In a column `way`, products are *torch*'s; *symmetric*, by Triton;
-*compiled*, with CUTLASS; or *replayed* by CUDA graphs.
+In a column `case`, *beside busy cores* means that other processes keep every core busy. In a column `product`,
+*kernel[grid]* means that Triton's launcher starts the kernel, not ours. In a column `way`, products are *torch*'s;
+*symmetric*, by Triton; *compiled*, with CUTLASS; or *replayed* by CUDA graphs. Of the others, `muon-optimizer` is
+Keller Jordan's.
 """
 
 # What the files are about, by how their names begin.
@@ -70,7 +74,9 @@ QUESTIONS = {
     "build": "How long does a build take, and how large is it?",
 }
 # The question about the files of the lab, which measures all of it.
-ON_ONE_GPU = "How long does everything take on one GPU?"
+ON_ONE_GPU = "What was measured on one GPU?"
+# What `explain()` writes behind our product on a CPU.
+INSTRUCTIONS = re.compile(r"gemm_ \((\w+)\)")
 # Cells in which there is nothing, or why.
 NOTHING = ("", "unmeasured", "needs a GPU", "not installed")
 
@@ -80,7 +86,7 @@ def page(results: Path, beside: Path) -> str:
     contents = {file: json.loads(file.read_text()) for file in sorted(results.glob("*.json"), reverse=True)}
     measured = {file: content for file, content in contents.items() if "lab" in content or "results" in content}
     answers = answered(measured)
-    lines = [INTRODUCTION.format(results=link(results, beside)), index(answers)]
+    lines = [INTRODUCTION.format(results=link(results, beside)), index(answers, measured)]
     for question, files in answers.items():
         lines.append(f"## {question}\n")
         lines.extend("\n".join(section(file, measured[file], beside)) for file in files)
@@ -96,18 +102,38 @@ def answered(files: Iterable[Path]) -> dict[str, list[Path]]:
     return {question: those for question, those in answers.items() if those}
 
 
-def index(answers: Mapping[str, Sequence[Path]]) -> str:
+def index(answers: Mapping[str, Sequence[Path]], contents: Mapping[Path, dict]) -> str:
     """Return a table of questions, with links to the sections of the files that answer them."""
     rows = [
-        (question, ", ".join(f"[{file.stem}](#{file.stem})" for file in those)) for question, those in answers.items()
+        (question, "; ".join(f"[{file.stem}](#{file.stem}), {kind_of_machine(contents[file])}" for file in those))
+        for question, those in answers.items()
     ]
     return markdown.table(("question", "answers"), rows) + "\n"
+
+
+def kind_of_machine(content: dict) -> str:
+    """Return the device of a file, and with which instructions our products ran there, as far as the file says."""
+    instructions = dict.fromkeys(found for method in methods_of(content) for found in INSTRUCTIONS.findall(method))
+    return " with ".join(filter(None, (device_of(content), " and ".join(instructions))))
+
+
+def methods_of(content: dict) -> list[str]:
+    """Return the methods of ours that the rows of a file name, each once."""
+    rows = [row for row in content.get("results", ()) if isinstance(row, dict)]
+    return sorted({method for row in rows for method in row.get("methods") or [row.get("method")] if method})
+
+
+def device_of(content: dict) -> str:
+    facts = {**content, **content.get("lab", {})}
+    return facts.get("device") or content.get("machine", {}).get("cpu", "an unnamed machine")
 
 
 def section(file: Path, content: dict, beside: Path) -> Iterator[str]:
     """Yield the lines about one file: its machine, versions and commit, its tables and its figures."""
     yield f"### {file.stem}\n"
-    yield f"{origin(content)} [The file]({link(file, beside)}).\n"
+    methods = ", ".join(f"`{method}`" for method in methods_of(content))
+    ours = f" Ours by {methods}." if methods else ""
+    yield f"{origin(content)}{ours} [The file]({link(file, beside)}).\n"
     tables = list(lab_tables(content) if "lab" in content else sweep_tables(content, file.stem))
     for table in tables:
         shown, missing = without_nothing(table)
@@ -115,7 +141,7 @@ def section(file: Path, content: dict, beside: Path) -> Iterator[str]:
             yield f"#### {table.title}\n"
         yield f"{markdown.table(shown.headings, shown.rows)}\n"
         if missing:
-            yield f"Not measured: {', '.join(missing)}.\n"
+            yield f"Not measured: {'; '.join(missing)}.\n"
     for figure in sorted(file.parent.glob(f"{file.stem}-*.png")):
         yield f"![{figure.stem}]({link(figure, beside)})\n"
 
@@ -146,7 +172,6 @@ def origin(content: dict) -> str:
     """Return the machine, versions and commit with which a file was measured, as far as the file says."""
     facts = {**content, **content.get("lab", {})}
     package = content.get("versions", {}).get("optimizer", {})
-    device = facts.get("device") or content.get("machine", {}).get("cpu", "an unnamed machine")
     versions = {**{name: facts.get(name) for name in ("torch", "triton", "cuda")}, **content.get("versions", {})}
     named = [f"{name} {versions[name]}" for name in ("torch", "triton", "cuda") if versions.get(name)]
     threads = facts.get("threads") or content.get("machine", {}).get("threads")
@@ -155,7 +180,8 @@ def origin(content: dict) -> str:
     if "work_dtype" in content:
         named.append(f"products in {content['work_dtype']}")
     commit = str(facts.get("commit") or package.get("commit") or package.get("source_commit") or "unknown")
-    return f"{device}, {', '.join(named)}; {markdown.commit_words(commit, facts.get('dirty', package.get('dirty')))}."
+    made_of = markdown.commit_words(commit, facts.get("dirty", package.get("dirty")))
+    return f"{device_of(content)}, {', '.join(named)}; {made_of}."
 
 
 def link(file: Path, beside: Path) -> str:

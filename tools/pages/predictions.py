@@ -58,10 +58,9 @@ batch.
 
 A second table has the sizes of four models (`benchmarks/shapes.py`), and the products of m x m matrices, k = m, which
 the iteration makes of them. On GPUs of compute capability 9.0 b is the number that fills the compiled product's rounds
-best; it is smaller if the model has fewer matrices of one shape. On others, up to m = {cached}, it is the number for
-which torch's product takes the least time per matrix. Up to m = {small} on 9.0, and up to {usual} on others, the
-symmetric kernel has tiles that the model of products does not know. It predicts nothing for them, and torch's product
-is taken.
+best; it is smaller if the model has fewer matrices of one shape. On 8.0, up to m = {cached}, it is the number for which
+torch's product takes the least time per matrix. The model knows the compute capabilities 8.0 and 9.0 alone. On other
+GPUs, and up to m = {small} on 9.0 and m = {usual} on 8.0, it predicts nothing, and torch's product is taken.
 
 The symmetric kernel is Triton's. GPUs of compute capability 9.0 have one more column: the time of `hopper_gemm_`, which
 is compiled with CUTLASS, by `benchmarks/predicted_step.py`, in the best number of sections. Only a measurement chooses

@@ -235,7 +235,7 @@ def contest_table(rows: list[dict], name: str) -> Table:
     for row in rows:
         cells = (c.show(row) for c in columns) if "contestants" in row else [row["status"]] + [""] * (len(columns) - 1)
         shown.append((row["case"], *cells))
-    return Table(f"{name}: {ours} and its peers", ("case", *(column.heading for column in columns)), shown)
+    return Table(f"{name}: ours and others", ("case", *(column.heading for column in columns)), shown)
 
 
 def warmed_up_tables(rows: list[dict], name: str) -> Iterator[Table]:
@@ -246,7 +246,7 @@ def warmed_up_tables(rows: list[dict], name: str) -> Iterator[Table]:
     if names:
         shown = [(case, *(ratio(outcomes[peer], WARMED_UP) for peer in names)) for case, outcomes in raced.items()]
         headings = "case", *(f"{peer} / warmed up" for peer in names)
-        yield Table(f"{name}: beside ours after its warm-up", headings, shown)
+        yield Table(f"{name}: others and ours after `warmup()`", headings, shown)
 
 
 def to_warmed_up(outcome: dict | str) -> bool:

@@ -132,7 +132,8 @@ class Muon(Optimizer):
         adamw_lr: learning rate of the fallback's parameters in groups that set no `lr`; None means `lr`. Its ratio to
             `lr` is kept as `lr_factor` while schedulers change `lr`. A tensor, or any value beside an `lr` of 0, has no
             ratio: it becomes the `lr` of the fallback's group.
-        adamw_betas, adamw_eps: betas and eps of the fallback.
+        adamw_betas: betas of the fallback.
+        adamw_eps: eps of the fallback.
         stochastic_rounding: round half-precision matrices up or down at random, without bias. If GradScaler skips a
             step, ranks that share parameters use up the random numbers of that step, and a single process does not.
         master_weights: with `split`, bfloat16 parameters are the upper halves of float32 values, whose lower 16 bits

@@ -125,7 +125,7 @@ def with_folded_scale(schedule: Schedule, scale: float) -> Schedule:
     The last step removes it.
     """
     kept = [(a, b / scale**2, c / scale**4) for a, b, c in schedule[:-1]]
-    return (*kept, _slowed(schedule[-1], scale))
+    return (*kept, scaled_argument(schedule[-1], scale))
 
 
 @functools.lru_cache(maxsize=64)
@@ -168,7 +168,7 @@ def polar_express(lower: float = 1e-3, steps: int = 5, safety: float = 1e-2, cus
                 centre = 2 / (_value(quintic, low) + _value(quintic, high))
                 quintic = tuple(centre * k for k in quintic)
             if step < steps - 1:
-                quintic = _slowed(quintic, 1 + Decimal(float(safety)))
+                quintic = scaled_argument(quintic, 1 + Decimal(float(safety)))
             low = _value(quintic, low)
             high = 2 - low
             schedule.append(tuple(float(k) for k in quintic))
@@ -205,7 +205,8 @@ def _value(quintic, x):
     return x * (a + x * x * (b + x * x * c))
 
 
-def _slowed(quintic, factor):
+def scaled_argument(quintic, factor):
+    """Return the coefficients of p(x / factor), for p with the coefficients `quintic`."""
     a, b, c = quintic
     return a / factor, b / factor**3, c / factor**5
 

@@ -50,8 +50,8 @@ _HALF_ON_CPU = (
     "may take many times as long as in float32"
 )
 
-# The settings of Muon that affect a parameter's branch and matrices, with Muon's defaults. The class is on a higher
-# floor; a test compares them.
+# The settings of Muon that affect a parameter's branch, matrices and multiplier, with Muon's defaults. The class is on
+# a higher floor; a test compares them.
 _ROUTING = {
     "adjust_lr_fn": "match_rms_adamw",
     "update_rms": UPDATE_RMS,

@@ -19,7 +19,8 @@ class Route(NamedTuple):
     reason: str
     matrices: int = 0
     multipliers: tuple[float, ...] = ()  # the different ones of its matrices, in their order
-    owner: Union[int, str, None] = None  # a rank, `several` if its matrices have several owners; None: this process
+    # A rank; `several` if its matrices have several owners, `all` if ranks sum its Gram matrices; None: this process.
+    owner: Union[int, str, None] = None
     kernel: Optional[str] = None
     lr: Union[float, str, None] = None  # the value at the call; a string for a tensor on a GPU
     weight_decay: Union[float, str, None] = None  # the same

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..parameters.checks import check_parameter
 from ..parameters.names import bare_name
 from ..parameters.settings import SETTINGS
-from ..parameters.synonyms import taken_branch
+from ..parameters.synonyms import pop_branch_
 
 Patterns = Mapping[str, Mapping[str, Any]]
 # Keys of a group that patterns may set besides settings.
@@ -25,7 +25,7 @@ def overruled(names: list[str], p: Tensor, settings: dict[str, Any], patterns: P
     if pattern is None:
         return settings
     changes = dict(patterns[pattern])
-    branch = taken_branch(changes)
+    branch = pop_branch_(changes)
     settings = {**settings, **changes, "reason": f"pattern:{pattern}"}
     if branch is None:
         return settings
@@ -57,7 +57,7 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 def _check_settings(settings: dict[str, Any]) -> None:
-    taken_branch(settings)
+    pop_branch_(settings)
     role = settings.pop("role", "")
     if not isinstance(role, str):
         raise TypeError(f"role must be a string, got {role!r}")

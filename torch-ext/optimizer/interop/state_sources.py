@@ -8,7 +8,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from ..schedules import resolve_schedule
+from ..schedules import resolve_schedule, scaled_argument
 
 Group = Mapping[str, Any]
 Settings = dict[str, Any]
@@ -104,8 +104,8 @@ def _adapt_timm_(settings: Settings, group: Group, branch: str) -> None:
     s = group.get("safety_factor", 1.0)
     if s != 1:
         # timm multiplies the norm by s before eps bounds it, which is the same as scaling the first step's argument.
-        (a, b, c), *rest = resolve_schedule(settings["ns_coefficients"], settings["ns_steps"])
-        settings.update(ns_coefficients=((a / s, b / s**3, c / s**5), *rest), eps=settings["eps"] / s)
+        first, *rest = resolve_schedule(settings["ns_coefficients"], settings["ns_steps"])
+        settings.update(ns_coefficients=(scaled_argument(first, s), *rest), eps=settings["eps"] / s)
     if not settings.get("adjust_lr_fn", True):  # no multiplier at all
         del settings["adjust_lr_fn"]
 

@@ -7,7 +7,7 @@ import torch
 from .tracing import constant_while_traced
 
 # Parameters of these dtypes may be rounded stochastically.
-HALVES = (torch.float16, torch.bfloat16)
+HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 # Neighbours that share a scale in momentum of 8 bits: kMomentumBlock of the compiled operations.
 BLOCK = 64

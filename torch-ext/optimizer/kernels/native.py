@@ -14,10 +14,11 @@ A contract has the operation's formula, what its arguments are, and which bits a
 devices, the operation runs on CPUs and on CUDA GPUs. The following holds for all of them but `hopper_gemm_`.
 
 A result depends on its own inputs alone: not on other matrices of the call, strides, threads or level of x86-64 (up to
-v4). Only `gemm_` and the iterations sum in another order for other instructions.
+v4). That of `gemm_` and the iterations also depends on `instructions`.
 
-RuntimeError is raised, before anything is written, for arguments that do not fit, for written tensors that overlap
-themselves, and for those that certainly share memory with another argument. Certain means that one starts at the
+RuntimeError is raised, before anything is written, for arguments that do not fit, for written tensors whose elements do
+not certainly have different addresses (each stride must exceed the extent of all smaller ones), and for those that
+certainly share memory with another argument. Here certain means that one starts at the
 other's first element, or that one starts inside the other and the other has no gaps; `packed` and `update` count as a
 whole. Two kinds of overlap are not detected, and make the result undefined: two tensors with gaps that start at
 different elements, and a tensor without gaps that starts inside one with gaps. They cannot be told from columns of
@@ -26,13 +27,11 @@ one matrix, which do not overlap and may be entries of a list.
 A variant without a compiled library has the same operations in torch's functions (`portable/`), on every device that
 torch has. Their names begin with "portable_", because compiled ones of the same commit have the same namespace. The
 contracts hold there, with these differences. Products that feed a sum are rounded before it. Squares in a norm are
-summed in another order. `gemm_` takes only the instructions "portable", and sums in float64 in torch's order. Calls of
-any number of tiles are taken. `hopper_gemm_` raises NotImplementedError.
+summed in another order. Codes of 8-bit momentum may differ by one where two are almost equally near. No number of tiles
+is too large. `hopper_gemm_` raises NotImplementedError.
 
 On a device without float64 (`formats.exact_dtype`) no tensor has that dtype. Numbers are computed in float32, unless
-all of them are on the CPU. A norm is that of a matrix scaled by a power of two, so that no square overflows, and those
-that vanish do not count. It errs by at most (18 + t) / 2 roundings to float32, t = ceil(log2(ceil(m n / 16))), and is
-infinite if float32 cannot hold it. scale / max(norms, eps, 2^-126) is rounded twice.
+all of them are on the CPU.
 """
 
 from __future__ import annotations

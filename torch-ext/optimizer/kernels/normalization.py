@@ -28,8 +28,8 @@ def normalize(
 ) -> Tensor:
     """Return scale * G / max(|G|_F, eps) for each matrix of G (..., m, n), in `work_dtype`; in `out` if that is given.
 
-    If G is only a part of a matrix, pass the norm of the whole as `norm` (..., 1, 1), in `exact_dtype`. A matrix and
-    the same matrix times a power of two give the same bits, as long as the norm and its inverse are normal numbers.
+    If G is only a part of a matrix, pass the norm of the whole as `norm` (..., 1, 1), in `exact_dtype`. `normalize_`
+    says when a matrix times a power of two gives the same bits.
     """
     norm = frobenius_norm(G) if norm is None else norm
     if native_passes_take(G, work_dtype):

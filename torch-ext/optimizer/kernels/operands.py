@@ -7,6 +7,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from .portable.memory import extent
+
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -32,7 +34,7 @@ def check_operands(
         if x.ndim or x.is_complex() or device_of(x) not in (torch.device("cpu"), device):
             shown = f"{tuple(x.shape)} {x.dtype} on {device_of(x)}"
             raise ValueError(f"{name} must be a real 0-d tensor on the CPU or {device}, got {shown}")
-    if not has_a_place_for_each(C):
+    if not extent(C).distinct:
         raise ValueError(f"C must have a place for each entry, got {tuple(C.shape)} with strides {C.stride()}")
     if any(x is not None and torch._C._is_alias_of(x, C) for x in (A, B, D)):
         raise ValueError("C must not share its storage with A, B or D, which are read while it is written")
@@ -41,16 +43,6 @@ def check_operands(
 def device_of(x: Tensor) -> torch.device:
     """Return the device of a tensor. A traced one says meta while an operation is asked for its result."""
     return getattr(x, "fake_device", x.device)
-
-
-def has_a_place_for_each(C: Tensor) -> bool:
-    """Whether no two entries of C have the same address: each stride exceeds the extent of all smaller ones."""
-    reach = 0
-    for stride, size in sorted((stride, size) for stride, size in zip(C.stride(), C.shape) if size > 1):
-        if stride <= reach:
-            return C.numel() == 0
-        reach += stride * (size - 1)
-    return True
 
 
 def fits_descriptor(panel: Tensor) -> bool:

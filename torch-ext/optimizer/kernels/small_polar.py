@@ -28,8 +28,9 @@ import triton.language as tl
 from torch import Tensor
 
 from .native import define_operation
-from .operands import DTYPES, device_of, has_a_place_for_each
+from .operands import DTYPES, device_of
 from .panels import TINY, applied, normalize, pointers
+from .portable.memory import extent
 from .small_steps import check_steps, coefficients_and_ends, steps_of
 from .square_chains import applied_on_chip, chain_in_scratch, chain_on_chip
 from .tuned import PADDED_SIDES, SmallConfig, chosen_small_config, padded_side, target_of
@@ -202,7 +203,7 @@ def check_operands(
     check_steps(steps)
     if not 0 < scale < float("inf") or not eps >= 0:
         raise ValueError(f"scale must be positive and finite and eps at least 0, got {scale} and {eps}")
-    if not has_a_place_for_each(C):
+    if not extent(C).distinct:
         raise ValueError(f"C must have a place for each entry, got {tuple(C.shape)} with strides {C.stride()}")
     if torch._C._is_alias_of(G, C):
         raise ValueError("C must not share its storage with G")

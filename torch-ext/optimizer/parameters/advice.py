@@ -14,7 +14,7 @@ from .matrices import EXPERT_KEYS, is_stack
 from .names import bare_name
 from .routing import UNDECIDED
 from .settings import Group
-from .synonyms import taken_branch
+from .synonyms import pop_branch_
 
 # Findings about LoRA.
 _LORA = (
@@ -25,9 +25,11 @@ _LORA = (
 )
 # A warning is given if Muon has less than this share of the elements of hidden matrices.
 LEAST_SHARE = 0.5
-# Reasons that a user has given or is asked for, and reasons of matrices that are not hidden ones.
-_DECIDED = ("use_muon", "is_muon", "pattern", UNDECIDED)
+# Reasons by which routing itself gives a matrix to the fallback, those of matrices that are not hidden ones among them.
+# All others are a user's, who may give any.
 _OUTER = ("embedding", "output_head")
+_BY_ROUTING = (*_OUTER, "norm", "router", "state_space", "bias", "scale")
+_BY_ROUTING += ("leading_unit_dims", "min_dim_too_small", "extreme_aspect_ratio")
 # The names that routing gives to parameters without names, and those in nn.Sequential.
 _UNNAMED, _NUMBERED = re.compile(r"param_\d+"), re.compile(r"(\d+\.)+\w+")
 
@@ -74,7 +76,7 @@ def advice(routes: Iterable[Routed]) -> list[str]:
     undecided = [route for route in routes if route.reason == UNDECIDED]
     muon = sum(_elements(route) for route in routes if route.branch == "muon")
     matrices = [route for route in routes if route.branch != "muon" and sum(size > 1 for size in route.shape) > 1]
-    left = [route for route in matrices if _kind(route) not in _DECIDED]
+    left = [route for route in matrices if _kind(route) in _BY_ROUTING]
     hidden = [route for route in left if _kind(route) not in _OUTER]
     lines = [_undecided(undecided)] if undecided else []
     unnamed = _with_empty_names(routes)
@@ -104,7 +106,7 @@ def idle_keys(groups: Sequence[Group], known: Sequence[str] = ()) -> list[str]:
 
 def idle_is_muon(params: Sequence[Any]) -> list[str]:
     """Return a line if all of `params` are groups that say their branch, so that nobody asks `is_muon`."""
-    if not all(isinstance(group, dict) and taken_branch(dict(group)) for group in params):
+    if not all(isinstance(group, dict) and pop_branch_(dict(group)) for group in params):
         return []
     return [
         "is_muon is not asked about these groups, because each says its branch, as those of groups_for do by use_muon: "

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from .sequences import is_sequence
 from .user_warnings import warn_user
 
-_HALVES = "[{'params': ..., 'use_muon': True}, {'params': ..., 'use_muon': False}]"
-_ALL_PARAMS = f"params, all of them: model.named_parameters(), or {_HALVES}"
+_TWO_GROUPS = "[{'params': ..., 'use_muon': True}, {'params': ..., 'use_muon': False}]"
+_ALL_PARAMS = f"params, all of them: model.named_parameters(), or {_TWO_GROUPS}"
 _DECAY_OF_OTHERS = "weight_decay in the group of the parameters that AdamW updates"
 # Arguments of other optimizers, and their names here.
 ELSEWHERE = {

@@ -18,7 +18,7 @@ from .routing import IsMuon, decide, unique_parameters
 from .sequences import is_sequence
 from .settings import Group, plain_settings
 from .state import BUFFER, REMAINDER, SCALE, STATE_FORMAT, check_loaded
-from .synonyms import as_adamws, check_implementations, taken_branch, taken_implementations
+from .synonyms import as_adamws, check_implementations, pop_branch_, pop_implementations_
 
 # A saved group has this in place of a function, which the user must pass again.
 FUNCTION = "function"
@@ -45,10 +45,10 @@ def split_group(
     """
     changed = {key: value for key, value in group.items() if key not in ("params", "param_names", LENGTHS)}
     check_keys(changed)
-    forced, implementations = taken_branch(changed), taken_implementations(changed)
+    forced, implementations = pop_branch_(changed), pop_implementations_(changed)
     settings = plain_settings({**defaults, **changed})
-    halves, reasons = _halves(group, settings, forced, is_muon, first)
-    branches = [branch for branch, members in halves.items() if members] or [forced or "adamw"]
+    by_branch, reasons = _by_branch(group, settings, forced, is_muon, first)
+    branches = [branch for branch, members in by_branch.items() if members] or [forced or "adamw"]
     check_implementations(implementations, "muon" if "muon" in branches else settings["fallback"])
     settings = plain_settings({**settings, **as_adamws(changed, defaults, both="muon" in branches)})
     settings.pop("betas", None)
@@ -63,17 +63,22 @@ def split_group(
     groups = []
     for branch in branches:
         lr, factor = rates[branch]
-        changes = {"use_muon": branch == "muon", "lr": lr, "lr_factor": factor, "params": list(halves[branch].items())}
+        changes = {
+            "use_muon": branch == "muon",
+            "lr": lr,
+            "lr_factor": factor,
+            "params": list(by_branch[branch].items()),
+        }
         changes.update(adamw_lr=None, decay_lr=first_decay_lr(settings, lr))
         groups.append({**settings, **changes, "param_names": [], **_SAVED_BY})
     return groups, reasons
 
 
-def _halves(
+def _by_branch(
     group: Group, settings: Group, forced: Optional[str], is_muon: Optional[IsMuon], first: int
 ) -> tuple[dict[str, dict[str, Tensor]], dict[Tensor, str]]:
     """Return the parameters of `group` by branch and name, and the reason for the branch of each."""
-    halves: dict[str, dict[str, Tensor]] = {"muon": {}, "adamw": {}}
+    by_branch: dict[str, dict[str, Tensor]] = {"muon": {}, "adamw": {}}
     reasons = {}
     for names, p in unique_parameters(params_with_names(group), first):
         stack = is_stack(names[0], p.ndim, settings["expert_keys"], settings["stacked"])
@@ -83,13 +88,13 @@ def _halves(
         if branch == "muon":
             for seen in (view_in_group, blocks_in_group, moments_in_group):
                 seen(names[0], p, settings)  # raises if the settings do not fit
-        if names[0] in halves["muon"] or names[0] in halves["adamw"]:
+        if names[0] in by_branch["muon"] or names[0] in by_branch["adamw"]:
             raise ValueError(
                 f"two parameters are called {names[0]}: files and settings identify them by their names. Tell those of "
                 'two modules apart by module.named_parameters(prefix="...")'
             )
-        halves[branch][names[0]] = p
-    return halves, reasons
+        by_branch[branch][names[0]] = p
+    return by_branch, reasons
 
 
 def saved_group(group: Group) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def moments_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def ensure_state(state: dict[str, Tensor], p: Tensor, wanted: Mapping[str, StateTensor], memory: Memory) -> None:
+def ensure_state_(state: dict[str, Tensor], p: Tensor, wanted: Mapping[str, StateTensor], memory: Memory) -> None:
     """Complete the `state` of `p` in place: make the `wanted` tensors that it lacks, and move the others if needed.
 
     They belong on the device of `p`, or in host memory for momentum of groups with `offload`. `memory` makes tensors of

@@ -20,7 +20,7 @@ _BRANCHES_WITH = {
 IMPLEMENTATIONS = tuple(_BRANCHES_WITH)
 
 
-def taken_branch(settings: dict[str, Any]) -> Optional[str]:
+def pop_branch_(settings: dict[str, Any]) -> Optional[str]:
     """Remove `use_muon`, its opposite `use_fallback`, and `algorithm` from `settings`; return the branch they ask for.
 
     If dion's key `algorithm` names a fallback, that becomes the setting `fallback`. Raises ValueError or TypeError for
@@ -55,7 +55,7 @@ def wish_of(p: Tensor) -> Optional[bool]:
     return wish
 
 
-def taken_implementations(settings: dict[str, Any]) -> dict[str, Any]:
+def pop_implementations_(settings: dict[str, Any]) -> dict[str, Any]:
     """Remove `use_addmm`, `foreach` and `fused` from `settings` and return them."""
     return {key: settings.pop(key) for key in IMPLEMENTATIONS if key in settings}
 

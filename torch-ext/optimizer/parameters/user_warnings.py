@@ -9,7 +9,7 @@ import warnings
 _INSIDE = ("torch.", f"{__package__.rpartition('.')[0]}.")
 
 
-def warn_user(text: str) -> None:
+def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
     """Warn of `text` at the nearest line that is neither torch's nor this package's.
 
     The number of wrappers in between varies: a scheduler of torch puts one around `step`, and a subclass another.
@@ -17,4 +17,4 @@ def warn_user(text: str) -> None:
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith(_INSIDE):
         level, frame = level + 1, frame.f_back
-    warnings.warn(text, stacklevel=level)
+    warnings.warn(text, category, stacklevel=level)

@@ -179,5 +179,5 @@ def _length(matrix: Matrix, chunk_bytes: Optional[int]) -> int:
         return 1
     device, rows, cols = matrix.parameter.device, matrix.rows, matrix.cols
     if device.type == "cpu" and chunk_bytes is None:
-        return matrices_together(device, (min(rows, cols), max(rows, cols)), matrix.iteration)
+        return matrices_together(device, matrix.size, matrix.iteration)
     return packed_together((rows, cols), matrix.parameter.packed_dtype.itemsize, chunk_bytes or BATCH_BYTES)

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Optional, Sequence
 
 from torch.distributed import ProcessGroup
@@ -54,10 +55,11 @@ class ExchangeOptions:
             value = getattr(self, key)
             if value is None and key == "chunk_bytes":
                 continue
-            if not isinstance(value, int) or isinstance(value, bool):
+            if not isinstance(value, Integral) or isinstance(value, bool):
                 raise TypeError(f"{key} must be a whole number, got {value!r}")
             if value < 1:
                 raise ValueError(f"{key} must be at least 1, got {value}")
+            object.__setattr__(self, key, int(value))  # ranks compare it in print, where NumPy's numbers differ
         flag("sum_gram", self.sum_gram)
 
 
@@ -85,11 +87,6 @@ class Chunk:
     chains: tuple[tuple[OwnedBatch, ...], ...]
     teams: tuple[tuple[Team, Optional[OwnedBatch]], ...]  # this rank's teams; with a batch if it owns the matrix
     names: str  # of the first few parameters, for error messages
-
-    @property
-    def batches(self) -> list[OwnedBatch]:
-        """The batches of all chains."""
-        return list(itertools.chain.from_iterable(self.chains))
 
     @property
     def first(self) -> Matrix:

@@ -82,7 +82,7 @@ def sums_described(batches: Sequence[SummedBatch]) -> str:
 
 def _is_cheaper(matrix: Matrix) -> bool:
     """Whether summing the Gram matrix costs less than sending the parts to an owner and back."""
-    (m, n), steps = sorted((matrix.rows, matrix.cols)), len(matrix.parameter.schedule)
+    (m, n), steps = matrix.size, len(matrix.parameter.schedule)
     parts, windows = len(matrix.holders), len(matrix.iteration.windows)
     # Counted with products that save nothing, as for owners: all ranks must decide alike, whatever they measured.
     _, products = iteration_costs(m, n / parts, steps, windows, SINGLE)

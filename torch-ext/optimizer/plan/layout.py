@@ -1,4 +1,8 @@
-"""How a sharded parameter is laid out on ranks. The only file that reads a DTensor's placements."""
+"""How a sharded parameter is laid out on ranks.
+
+This is the only file that interprets a DTensor's placements. Elsewhere they are only compared, passed to torch and
+shown.
+"""
 
 from __future__ import annotations
 

@@ -127,17 +127,21 @@ class Matrix:
         """The parameter's number and the index, the same for all records of one matrix."""
         return self.parameter.number, self.index
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Its short and its long side."""
+        return min(self.rows, self.cols), max(self.rows, self.cols)
+
     def summed_iteration(self, method: str) -> Optional[Iteration]:
         """Return how ranks work on it from a Gram matrix that they sum, by `gram` or `gram_float32`; None if unsafe."""
-        p, size = self.parameter, (min(self.rows, self.cols), max(self.rows, self.cols))
-        return summed_iteration(p.device, p.work_dtype, size, p.schedule, method, p.circumstances)
+        p = self.parameter
+        return summed_iteration(p.device, p.work_dtype, self.size, p.schedule, method, p.circumstances)
 
     @property
     def measured_as(self) -> tuple[torch.device, torch.dtype, tuple[int, int]]:
         """Device, dtype, and short and long side: what measurements of its products are looked up by."""
-        size = min(self.rows, self.cols), max(self.rows, self.cols)
         device, iteration = self.parameter.device, self.iteration
-        return device, iteration.work_dtype if device.type == "cpu" else iteration.chain_dtype, size
+        return device, iteration.work_dtype if device.type == "cpu" else iteration.chain_dtype, self.size
 
     @property
     def batch_key(self) -> Hashable:
@@ -155,8 +159,8 @@ class Matrix:
 
         It is an estimate by `iteration_costs`, of the iteration and the gains that were chosen.
         """
-        size, steps, windows = sorted((self.rows, self.cols)), len(self.parameter.schedule), len(self.iteration.windows)
-        standard, gram = iteration_costs(*size, steps, windows, self.iteration.products)
+        steps, windows = len(self.parameter.schedule), len(self.iteration.windows)
+        standard, gram = iteration_costs(*self.size, steps, windows, self.iteration.products)
         once = standard if self.iteration.method == "standard" else gram
         return once * self.parameter.equalization.rounds(self.rows, self.cols)
 

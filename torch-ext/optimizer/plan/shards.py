@@ -30,11 +30,14 @@ class Part(NamedTuple):
         """The number of elements."""
         return length(self.rows) * length(self.cols)
 
-    def origin(self) -> tuple[int, int]:
-        """Return the first row and column. Raises ValueError for a part that is not one block."""
+    def origin(self, name: str) -> tuple[int, int]:
+        """Return the first row and column. Raises ValueError for a part that is not one block, of parameter `name`."""
         if len(self.rows) != 1 or len(self.cols) != 1:
             got = f"rows {self.rows} and columns {self.cols}"
-            raise ValueError(f"stochastic rounding needs parts that are one block, got {got}")
+            raise ValueError(
+                f"stochastic rounding needs parts that are one block, and this rank has {got} of {name}: shard it "
+                "otherwise, or set stochastic_rounding=False in its group"
+            )
         return self.rows[0][0], self.cols[0][0]
 
 

@@ -96,8 +96,7 @@ def _shared(matrix: Matrix, size: int) -> Optional[Matrix]:
         return None
     if iteration is None or not _has_teams(matrix.shards.layout, matrix.holders, size):
         return None
-    m, n = sorted((matrix.rows, matrix.cols))
-    cost = team_cost((m, n), len(matrix.parameter.schedule), len(iteration.windows), size)
+    cost = team_cost(matrix.size, len(matrix.parameter.schedule), len(iteration.windows), size)
     return replace(matrix, iteration=iteration, cost=cost, team_size=size)
 
 

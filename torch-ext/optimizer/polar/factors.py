@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from functools import partial
 from numbers import Real
@@ -47,8 +48,8 @@ def orthogonalize(
     and in any batch.
 
     Raises TypeError for a DTensor and for anything but a tensor. Raises ValueError for fewer than two dimensions,
-    for a sparse tensor, for a dtype that is none of `DTYPES` or that the device cannot multiply, for negative eps, for
-    an invalid schedule, and for a method that is unknown or not safe in the dtype.
+    for a sparse tensor, for a dtype that is none of `DTYPES` or that the device cannot multiply, for an eps
+    that is negative or not finite, for an invalid schedule, and for a method that is unknown or not safe in the dtype.
     Source: Jordan, Muon (2024); Amsel et al., The Polar Express, arXiv:2505.16932.
     """
     if not isinstance(G, Tensor):
@@ -60,8 +61,8 @@ def orthogonalize(
         raise ValueError(f"orthogonalize needs dense matrices (..., m, n) in one of {dtypes}, got {_shown(G)}")
     if isinstance(eps, bool) or not isinstance(eps, Real):
         raise TypeError(f"eps must be a number, got {eps!r}")
-    if not eps >= 0:
-        raise ValueError(f"eps must be at least 0, got {eps}")
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"eps must be at least 0 and finite, got {eps}")
     # A number that varies from call to call is a symbol while torch.compile traces, and this makes it a constant.
     is_number = isinstance(ns_steps, int) and not isinstance(ns_steps, bool)
     schedule = _schedule(ns_coefficients, operator.index(ns_steps) if is_number else ns_steps)

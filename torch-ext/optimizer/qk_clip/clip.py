@@ -49,6 +49,7 @@ class QKClip:
         self._warned = False  # of replicas whose logits nobody compares
         self._unobserved: Optional[int] = 0  # steps so far; None from the first observation on
         self.counts: Optional[Tensor] = None  # int64 (2): heads clipped at the last step, and heads not finite
+        self._unreported = False  # whether there are counts that were not given to `report`
 
     def __str__(self) -> str:
         return f"qk_clip {self._settings}"
@@ -147,7 +148,8 @@ class QKClip:
             torch.maximum(largest, logits.detach().reshape(-1, heads).amax(0).to(largest.dtype), out=largest)
 
     def forget(self) -> None:
-        """Forget the logits observed since the last good step: weights and state are about to be replaced."""
+        """Forget the logits since the last good step and its counts: weights and state are about to be replaced."""
+        self._unreported = False
         if self._largest is not None:
             self._largest.fill_(-torch.inf)
 
@@ -157,8 +159,9 @@ class QKClip:
         Either may raise.
         """
         self._count_unobserved()
-        if self._report is not None and self.counts is not None:
+        if self._report is not None and self._unreported:
             self._report(*map(int, self.counts))
+        self._unreported = False
 
     def take_scales(self, scalings: Scalings) -> dict[Tensor, Tensor]:
         """Return the float32 factor of each row of the weights and biases that QK-clip may scale, views of one tensor.
@@ -181,6 +184,7 @@ class QKClip:
         found_inf = scalings.on(self._ranks, largest.device).found_inf
         always = torch.ones((), dtype=torch.bool, device=largest.device)
         is_taken = always if found_inf is None else found_inf.reshape(()) == 0
+        self._unreported = True
         self.counts = torch.stack([clipped.sum() * is_taken, (largest.isnan() | largest.isposinf()).sum()])
         gamma = (threshold / largest.to(self._exponents.dtype)).masked_fill(~clipped, 1.0)
         of_runs = gamma[self._heads_of_run].amin(1).pow(self._exponents).float()

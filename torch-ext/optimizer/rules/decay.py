@@ -29,9 +29,10 @@ DECAY_MODES = ("decoupled", "independent", "cautious", "corrected")
 
 
 def scaled_decay(mode: str, lr: Number, weight_decay: Number, decay_lr: Optional[float]) -> Number:
-    """Return the weight decay of one step. For `corrected` it includes lr / decay_lr; the rest is decoupled decay.
+    """Return the weight decay of one step.
 
-    Raises ValueError if `corrected` has no `decay_lr`.
+    For `corrected` it includes lr / decay_lr; for `independent` it is 0 where lr is 0. Raises ValueError if `corrected`
+    has no `decay_lr`.
     """
     if mode == "independent":
         # Checkpoint tools create state by a step with lr 0, which must leave parameters as they are.

@@ -1,4 +1,4 @@
-"""Descent: applies a packed batch of directions to parameters, in one pass over memory."""
+"""Descent: applies a packed batch of updates to parameters, in one pass over memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DescentOptions(NamedTuple):
     origins: for each matrix that is a part of a larger one, its first row and column there, and the number of columns
         of the whole; `seeds` then round the part as they would round the whole.
     remainder: B int16 matrices, the lower halves of float32 masters, which change together with bfloat16 parameters.
-    norms: (B,), in `exact_dtype`; it receives the norm of every direction, also of inactive ones.
+    norms: (B,), in `exact_dtype`; it receives the norm of every update, also of inactive ones.
     """
 
     row_scale: Optional[Tensor] = None
@@ -42,7 +42,7 @@ PLAIN = DescentOptions()
 
 
 class DescentRule(NamedTuple):
-    """parameter <- parameter * keep - lr * multiplier * direction; one lr and weight_decay, or one for each matrix.
+    """parameter <- parameter * keep - lr * multiplier * update; one lr and weight_decay, or one for each matrix.
 
     weight_decay has gone through `scaled_decay`. `rules/decay.py` says what keep is.
     """
@@ -62,9 +62,9 @@ def descent_rule(
 
 
 def descend_packed_(
-    parameters: Sequence[Tensor], directions: Tensor, rule: DescentRule, options: DescentOptions = PLAIN
+    parameters: Sequence[Tensor], updates: Tensor, rule: DescentRule, options: DescentOptions = PLAIN
 ) -> None:
-    """Update `parameters`, B matrices (m, n), in place by `directions` (B, m, n), rounding each element once.
+    """Update `parameters`, B matrices (m, n), in place by `updates` (B, m, n), rounding each element once.
 
     Remainders change, too. Together with the parameters they have the bits that float32 parameters would have
     (`kernels/master_weights.py`). Weight decay uses the group's learning rate without the matrix's multiplier.
@@ -72,7 +72,7 @@ def descend_packed_(
     mode, multiplier = DECAY_MODES.index(rule.decay_mode), as_tensor(rule.multiplier)
     # Each argument that is left out saves the dispatcher some work.
     passed_on = {name: value for name, value in zip(options._fields, options) if value is not None}
-    descend_(parameters, directions, rule.lr, rule.weight_decay, multiplier, mode, **passed_on)
+    descend_(parameters, updates, rule.lr, rule.weight_decay, multiplier, mode, **passed_on)
     # Makes autograd refuse a backward pass through the old values, as after torch's own updates.
     torch.autograd.graph.increment_version([*parameters, *(options.remainder or ())])
 
@@ -98,7 +98,8 @@ def _together(values: Sequence[Number]) -> Tensor:
     if len(values) == 1:
         return as_tensor(values[0])
     if any(isinstance(value, Tensor) for value in values):
-        device = next(value.device for value in values if isinstance(value, Tensor))
+        devices = [value.device for value in values if isinstance(value, Tensor)]
+        device = next((each for each in devices if each != _CPU), _CPU)  # else the host would wait for a GPU
         return torch.stack([on_device(value, device) for value in values])
     return as_tensor(values)
 

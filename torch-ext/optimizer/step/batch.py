@@ -13,7 +13,7 @@ from ..rules.descent import DescentOptions, scale_rows_
 from ..rules.momentum import Directions, pack_momentum_
 from .finish import UpdateNorms, descend_parts_, finish_updates_
 from .graphs import BatchToPack
-from .local_matrix import ROW_SCALE, momentum_of, take_momentum, views_of
+from .local_matrix import ROW_SCALE, momentum_of, take_momentum_, views_of
 from .moments import keep_moments_, stacked_moments
 from .polar_update import Packed, as_parameter, norms_memory_for_descent
 from .recipe import Recipe, StepContext
@@ -36,7 +36,7 @@ def update_local_(chains: Iterable[Sequence[LocalBatch]], context: StepContext) 
             continue
         with nullcontext() if host is None else host.borrowed(chunk) as momenta:
             if momenta is not None:
-                take_momentum(chain[0].parts, momenta)
+                take_momentum_(chain[0].parts, momenta)
             norms += update_chain_(present, context)
     # A chunk whose matrices have no gradient was fetched ahead for nothing, and its momentum in host memory may change
     # before the next step.

@@ -17,7 +17,7 @@ from ..plan.process_groups import explaining_timeouts
 from ..polar.factors import factor_of_parts
 from .finish import UpdateNorms, finish_updates_
 from .pipeline import advance
-from .polar_update import update_of_factors
+from .polar_update import update_of_factors_
 from .recipe import StepContext
 from .sharded import ShardedParts
 from .workspace import LocalBatch
@@ -44,7 +44,7 @@ def update_sum_(
     factor, present = yield from _summed_(sums, work, group)
     if not work.parts:
         return []
-    updates, norms = finish_updates_(update_of_factors(factor.mT if batch.tall else factor), recipe)
+    updates, norms = finish_updates_(update_of_factors_(factor.mT if batch.tall else factor), recipe)
     parts.descend_(updates, work.multiplier, present)
     return [UpdateNorms(norms, factor[0].numel(), work.multiplier, recipe.descent.lr, present > 0)]
 

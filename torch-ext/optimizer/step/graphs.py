@@ -11,7 +11,6 @@ and share one pool for temporary tensors. Each also reads the norms of its direc
 from __future__ import annotations
 
 import math
-import warnings
 from functools import partial
 from typing import Iterable, NamedTuple, Sequence
 
@@ -23,6 +22,7 @@ from ..kernels.autocast import without_autocast
 from ..kernels.graphs import captured
 from ..kernels.memory_parts import DEVICE_ALIGNMENT, Part, bytes_of, parts_of
 from ..parameters.settings import Group
+from ..parameters.user_warnings import warn_user
 from ..plan.batches import Batch, Chain
 from ..rules.equalization import Equalization
 from ..tuning.race import error_described, loses_gpu
@@ -144,7 +144,7 @@ class UpdateGraphs:
         """Warn that a chain has no graph, and return that."""
         # Torch takes no other graph into the pool of a capture that broke, nor into one that has lost its last graph.
         buffers.take_pool()
-        warnings.warn(f"{_shown(kinds)} is launched eagerly: {why}", RuntimeWarning, stacklevel=2)
+        warn_user(f"{_shown(kinds)} is launched eagerly: {why}", RuntimeWarning)
         return f"eager {_shown(kinds)}"
 
 

@@ -200,7 +200,7 @@ def momentum_of(parts: Sequence[LocalMatrix]) -> MomentumBuffers:
     return MomentumBuffers([values[part.slot] for part in parts], others_of(parts, SCALE))
 
 
-def take_momentum(parts: Sequence[LocalMatrix], tensors: Sequence[Tensor]) -> None:
+def take_momentum_(parts: Sequence[LocalMatrix], tensors: Sequence[Tensor]) -> None:
     """Let `tensors`, in the order of `MomentumBuffers.tensors`, be the momentum of parts in this step."""
     for part, momentum in zip(parts, tensors):
         part.tensors.momenta[part.slot] = momentum

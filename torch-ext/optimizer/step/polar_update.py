@@ -1,8 +1,9 @@
 """From packed momentum to updates: the iteration, and the one place between orthogonalization and updates.
 
 The matrices of this process, those of an owner and those whose Gram matrix is summed all come through
-`update_of_factors`. An update rule that goes on from the polar factor belongs there, unless it has a state: a rule with
-a state (`rules.second_moment`) is called afterwards, in `finish.py`. docs/architecture.md says where the state lives.
+`update_of_factors_`. An update rule that goes on from the polar factor belongs there, unless it has a state: a rule
+with a state (`rules.second_moment`) is called afterwards, in `finish.py`. docs/architecture.md says where the state
+lives.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def _polar_update(packed: Packed) -> Tensor:
 
 
 def _update_of_batch(batch: Batch, factors: Tensor) -> Tensor:
-    return update_of_factors(as_parameter(batch, factors), batch.equalization.after)
+    return update_of_factors_(as_parameter(batch, factors), batch.equalization.after)
 
 
 def equalized(batch: Batch, packed: Tensor, eps: float) -> Tensor:
@@ -119,7 +120,7 @@ def equalized(batch: Batch, packed: Tensor, eps: float) -> Tensor:
     return as_parameter(batch, equalize(as_parameter(batch, packed), batch.equalization.before, eps))
 
 
-def update_of_factors(factors: Tensor, renormalization: str = "none") -> Tensor:
+def update_of_factors_(factors: Tensor, renormalization: str = "none") -> Tensor:
     """Turn polar factors (B, rows, cols) into updates in place, and return them.
 
     Without `renormalization` the factors may be parts of matrices, such as the same columns of each.

@@ -18,7 +18,7 @@ from ..parameters.matrices import view_in_group
 from ..parameters.momentum_blocks import block_axes
 from ..parameters.rates import check_live_tensors
 from ..parameters.settings import Group
-from ..parameters.state import BUFFER, KEYS, SCALE, StateTensor, check_shapes, ensure_state, placed, state_tensors
+from ..parameters.state import BUFFER, KEYS, SCALE, StateTensor, check_shapes, ensure_state_, placed, state_tensors
 from ..plan.layout import layout_of, lies_beside, local_part, memory_beside
 from ..plan.plan import State
 from ..plan.process_groups import Ranks
@@ -145,7 +145,7 @@ def _bring_state_(state: dict[str, Tensor], name: str, p: Tensor, group: Group) 
     wanted = state_tensors(name, p, group)
     if BUFFER in state and BUFFER in wanted and (state[BUFFER].dtype == torch.int8) != (SCALE in wanted):
         _convert_momentum_(state, p, block_axes(view_in_group(name, p, group)), wanted)
-    ensure_state(state, p, wanted, memory_beside)
+    ensure_state_(state, p, wanted, memory_beside)
 
 
 def _check_parameter(name: str, p: Tensor, group: Group, replica_ranks: Optional[Ranks]) -> None:

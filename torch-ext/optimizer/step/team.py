@@ -17,7 +17,9 @@ from .pipeline import advance
 
 @record_function("muon.orthogonalize")
 def team_factor(team: Team, packed: Optional[Tensor], eps: float, group: dist.ProcessGroup) -> Optional[Tensor]:
-    """Return what `polar_factors` does for a team's matrix, on the owner, who has it `packed` (1, m, n); else None.
+    """Return the polar factor of a team's matrix on its owner, and None on the other members.
+
+    The owner passes the matrix as `packed` (1, m, n).
 
     All members must call it, and each waits for the others. How a sum is rounded depends on how many they are.
     """

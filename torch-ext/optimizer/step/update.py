@@ -45,7 +45,10 @@ def scale_other_rows_(
     replica_ranks: Optional[Ranks],
     scalings: Scalings,
 ) -> None:
-    """Apply QK-clip, in place, to what no batch has `scaled`: biases, of one element a row, and frozen weights."""
+    """Apply QK-clip, in place, to what no batch has `scaled`.
+
+    That is biases, of one element a row, frozen weights, and weights that the fallback updates.
+    """
     for p, row_scale in row_scales.items():
         layout, local = layout_of("", p, replica_ranks), local_part(p)
         sharers = None if layout is None else layout.mesh.members

@@ -8,7 +8,7 @@ from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence, Union
 
 from torch import Tensor
 
-from ..kernels.formats import HALVES
+from ..kernels.formats import HALF_DTYPES
 from ..parameters.offload import HostChunks
 from ..parameters.settings import Group
 from ..parameters.state import BUFFER, SCALE
@@ -150,7 +150,7 @@ class Workspace:
     def _add(self, source: LocalParameter, matrices: Sequence[Matrix], groups: Sequence[Group], first: int) -> int:
         """Give a parameter's matrices the slots from `first` on, and return the next free slot."""
         source.first, p, parameter = first, source.tensor, matrices[0].parameter
-        rounds = groups[parameter.group]["stochastic_rounding"] and p.dtype in HALVES
+        rounds = groups[parameter.group]["stochastic_rounding"] and p.dtype in HALF_DTYPES
         views = source.cut(local_part(p))
         for slot, (index, view) in enumerate(zip(local_indices(parameter), views), first):
             if view.numel():
@@ -201,5 +201,5 @@ def _of_parts(cut: Mapping[LocalParameter, Sequence[Tensor]], parts: Sequence[Lo
 
 
 def _origin(matrix: Matrix) -> tuple[int, int, int]:
-    first = (0, 0) if matrix.shards is None else matrix.part(this_rank()).origin()
+    first = (0, 0) if matrix.shards is None else matrix.part(this_rank()).origin(matrix.parameter.name)
     return (*first, matrix.cols)

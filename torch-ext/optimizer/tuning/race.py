@@ -104,9 +104,10 @@ def race(
 ) -> tuple[dict[str, Timed], dict[str, str]]:
     """Return the times of each of `works`, and the errors of those that raised.
 
-    The race takes about `seconds`, but each work gets LEAST_ROUNDS. Work that is clearly slower gets only two
-    bursts, and the shorter one is its time. Each work runs for the first time inside `around(name)`. Raises
-    LostGpuError. Out-of-memory errors are raised, too, because they say nothing about the work.
+    The race takes about `seconds`, but each work gets LEAST_ROUNDS. Work that is clearly slower after its first burst
+    is not raced; on a CPU it gets one more run before, unless that would take LONG_SECONDS. Each work runs for the
+    first time inside `around(name)`. Raises LostGpuError. Out-of-memory errors are raised, too, because they say
+    nothing about the work.
     """
     end = clock.now() + seconds
     first, dropped = _first_bursts(works, clock, around)
@@ -121,8 +122,8 @@ def race(
     for turn in range(MOST_ROUNDS if len(names) > 1 else LEAST_ROUNDS):
         if turn >= LEAST_ROUNDS and clock.now() >= end:
             break
-        first_name = turn % max(len(names), 1)
-        for name in names[first_name:] + names[:first_name]:
+        start = turn % max(len(names), 1)  # nobody always comes first
+        for name in names[start:] + names[:start]:
             found[name].append(clock.seconds_of(runners[name], times[name]) / times[name])
     slow_ones = {name: Timed(first[name][1], 0.0) for name in slow}
     return {**{name: timed(seconds) for name, seconds in found.items()}, **slow_ones}, dropped

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..formats import HALVES
+from ..formats import HALF_DTYPES
 
 # SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014), as signed numbers: int64
 # products and sums wrap around like unsigned ones.
@@ -39,7 +39,7 @@ def lerp(average: Tensor, value: Tensor, weight: float) -> Tensor:
 
 def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return x rounded once to `dtype`. torch rounds float64 to half precision by way of float32, so twice."""
-    if x.dtype == torch.float64 and dtype in HALVES:
+    if x.dtype == torch.float64 and dtype in HALF_DTYPES:
         x = _rounded_to_odd(x)
     return x.to(dtype)
 

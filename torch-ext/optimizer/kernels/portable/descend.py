@@ -6,14 +6,16 @@
            1 - weight_decay           1, independent
            1 - lr weight_decay        2, cautious: where p and u have one sign, else 1
 
-- `parameter` is a list of B matrices of any strides. `update`, `offsets`, `active`, `found_inf` and the dtype of the
-  arithmetic are like those of `momentum_pack_`. A matrix that is not `active` keeps its bits.
-- `lr`, `weight_decay` and `multiplier` (1 or B elements) are float32 or float64, on the CPU or on the matrices' device.
-- `row_scale` is float32 and has one entry per row: the rows of the first matrix, then those of the second, and so on.
-- `seeds` (B, int64, on either device) makes the rounding of float16 and bfloat16 parameters stochastic, without bias.
-  The random bits follow from the seed and from an element's index in the whole matrix, so a shard is rounded as it
-  would be in the whole matrix. For that, `origins` has (first_row, first_col, row_length) of each shard, 3 B numbers.
-  Without `seeds` it is not used.
+- `parameter` is a list of B matrices of any strides. `update` is like `packed` of `momentum_pack_`; `offsets`,
+  `active`, `found_inf` and the dtype of the arithmetic are as there. A matrix that is not `active` keeps its bits.
+- `lr`, `weight_decay` and `multiplier` (1 or B elements, contiguous) are float32 or float64, on the CPU or on the
+  matrices' device.
+- `row_scale`, on the matrices' device, is float32, contiguous, and has one entry per row: the rows of the first matrix,
+  then those of the second, and so on.
+- `seeds` (B, int64, contiguous, on either device) makes rounding stochastic, without bias. Parameters are then float16
+  or bfloat16. The random bits follow from the seed and from an element's index in the whole matrix, so a shard is
+  rounded as it would be in the whole matrix. For that, `origins` has (first_row, first_col, row_length) of each shard,
+  3 B numbers. Without `seeds` it is not used.
 - `remainder` is B int16 matrices. Together with bfloat16 parameters they are the two halves of float32 numbers, as in
   `kernels/master_weights.py`. Both are written, and together have the bits that float32 parameters would have: the
   result is rounded to float32 once. Cannot be combined with `seeds`.
@@ -28,7 +30,7 @@ from typing import NamedTuple, Optional, Sequence
 import torch
 from torch import Tensor
 
-from ..formats import HALVES, exact_dtype
+from ..formats import HALF_DTYPES, exact_dtype
 from ..master_weights import halves_of, joined
 from .arithmetic import computing_dtype, number, random_bits, round_stochastically
 from .memory import Memory
@@ -185,7 +187,7 @@ def _check_options(
 ) -> None:
     if decay_mode not in (0, INDEPENDENT, CAUTIOUS):
         raise RuntimeError(f"decay_mode must be 0 (decoupled), 1 (independent) or 2 (cautious), got {decay_mode}")
-    if seeds is not None and parameter and parameter[0].dtype not in HALVES:
+    if seeds is not None and parameter and parameter[0].dtype not in HALF_DTYPES:
         raise RuntimeError(
             "seeds ask for stochastic rounding, which is for float16 and bfloat16 parameters, "
             f"got {name_of(parameter[0].dtype)}"

@@ -5,20 +5,21 @@ and B are bfloat16. C and D have contiguous rows, A and B contiguous rows or col
 must not share memory with them, with one exception: without `symmetric`, C may be B itself, which the result replaces,
 and then D may be that tensor, too.
 
-- Sums are in float32, in an order that follows from k alone, with one rounding at the end: a matrix gets the same bits
+- `alpha` and `beta` are rounded to float32. Sums are in float32, in an order that follows from k alone. So are their
+  product with alpha and its sum with beta D, which is then rounded once to the dtype of C. A matrix gets the same bits
   alone and in any batch, with any number of threads. Different `instructions` may round differently, and "portable"
   sums of float32 differ between x86-64 and ARM. With "amx" and "avx512_bf16" numbers below 2^-126 in A and B, and sums
   below it, are zero.
 - `symmetric` says that the results are symmetric (m = n; D too). Only blocks on and below the diagonal are computed,
   and are also stored mirrored, so C is symmetric to the bit.
 - `instructions` are "amx", "avx512_bf16" or "portable" for bfloat16, and "avx512", "avx2" or "portable" for float32;
-  `gemm_instructions` returns the best ones here. Instructions that this processor or system lacks raise RuntimeError.
-  The AMX configuration of each thread is restored.
+  `gemm_instructions` returns the best ones here. Only those fit that this processor and system have. The AMX
+  configuration of each thread is restored.
 
-The function here takes only "portable" and sums in float64, where products are exact, in torch's order. What the order
-changes is so far below the digits of float32 that it shows only if a sum is as near as that to the middle of two
-numbers. `gemm_instructions` names no instructions of the processor, so torch's products are preferred
-(`kernels/products.py`), and this one runs only for those who ask for it.
+The function here takes only "portable", does not round `alpha` and `beta`, and sums in float64, where products are
+exact, in torch's order. So it differs from the compiled one by the roundings of that to float32. `gemm_instructions`
+names no instructions of the processor, so torch's products are preferred (`kernels/products.py`), and this one runs
+only for those who ask for it.
 """
 
 from __future__ import annotations

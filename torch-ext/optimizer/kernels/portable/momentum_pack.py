@@ -8,20 +8,21 @@
 
     lerp(m, g, w) = m + w (g - m)     and g for w = 1, where m may be infinite or NaN
 
-- `momentum` and `gradient` are lists of B matrices of any strides. Each list and `packed` have one dtype: float32,
-  float64, float16 or bfloat16. Arithmetic is in float64 if any of them is float64, else in float32, and each result is
-  rounded once.
+- `momentum` and `gradient` are lists of B matrices of any strides. The momenta, the gradients and `packed` may have
+  three dtypes, each float32, float64, float16 or bfloat16. Arithmetic is in float64 if any of them is float64, else in
+  float32, and each result is rounded once.
 - `packed` is (B, rows, cols) of any strides, such as the `.mT` of a contiguous buffer. With `offsets` (where each
   matrix begins, in elements) it is contiguous and 1-D, and matrices may differ in shape.
-- `grad_scale` (1) is float32 or float64, `active` (B) bool, `found_inf` (1) float32. Each may be on the CPU, where it
-  is read at the call, or on the matrices' device, where the kernel reads it without a synchronization.
+- `beta` is from 0 to 1. `grad_scale` (1) is float32 or float64, `active` (B) bool, `found_inf` (1) float32, all
+  contiguous. Each may be on the CPU, where it is read at the call, or on the matrices' device, where the kernel reads
+  it without a synchronization.
 - A matrix that is not `active` keeps its momentum, and its packed part is zero. The same holds for all matrices if
   `found_inf` is not 0.
 - `momentum_scale`, B float32 matrices, says that momentum has 8 bits: B int8 matrices of codes. Blocks of 64 neighbours
   share a scale. If they are neighbours in a row, scales are (rows, ceil(cols / 64)); if in a column,
   (ceil(rows / 64), cols). Then m = scale code |code|, with scale = max |m| / 127^2, at least 2^-126, and the nearest
-  code. In a block with the largest magnitude M, an element m loses at most sqrt(M |m|) / 127 + M / (4 127^2), which is
-  at most M / 126 (`optimizer_common/quantize.h`). `packed` is computed from m before it is coded. A block that receives
+  code. An element loses at most 1/126 of the largest magnitude of its block; `optimizer_common/quantize.h` has the
+  bound of each. `packed` is computed from m before it is coded. A block that receives
   a NaN or an infinity stays NaN.
 - `norms` (B), contiguous, are the norms of what is stored in `packed`, of the dtype and the bits that `frobenius_norm_`
   gives for it, or for its `.mT` if it has more rows than columns. Where `packed` is zero because of `active` or

@@ -9,8 +9,8 @@ Each row has the fields of `plan.blocks.Block` in their order: count, position, 
 row_step.
 
 - Bits are copied, so a NaN keeps its payload. Elements that no block covers keep their bits; empty blocks do nothing.
-- Negative numbers, and blocks that reach beyond the matrices or the buffer, raise RuntimeError, also before anything is
-  written.
+- No number is negative. Blocks lie within the matrices, and those that are not empty within the buffer. All of them
+  together have fewer than 2^31 tiles of up to 4096 elements.
 - Blocks that write one element twice are not detected: it gets one of the values, not always the same.
 - On a GPU a launch takes 640 blocks by value, so no table is copied to the device or kept there.
 """
@@ -38,15 +38,19 @@ def move_blocks_(matrices: Tensor, buffer: Tensor, blocks: Tensor, to_buffer: bo
     table = blocks.tolist()
     for i, block in enumerate(table):
         _check_block(i, block, matrices, buffer)
-    views = [_views(block, matrices, buffer) for block in table if not _is_empty(block)]
+    views = [_views(block, matrices, buffer, to_buffer) for block in table if not _is_empty(block)]
     if views:
         inside, outside = map(list, zip(*views))
         torch._foreach_copy_(*((outside, inside) if to_buffer else (inside, outside)))
 
 
-def _views(block: Sequence[int], matrices: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
+def _views(block: Sequence[int], matrices: Tensor, buffer: Tensor, to_buffer: bool) -> tuple[Tensor, Tensor]:
     """Return a block's elements (count, rows, cols) in the matrices and in the buffer."""
     count, position, top, left, rows, cols, offset, step, row_step = block
+    if to_buffer and step == 0:  # torch refuses to write an element twice: the last matrix stays
+        position, count = position + count - 1, 1
+    if to_buffer and row_step == 0:
+        top, rows = top + rows - 1, 1
     inside = matrices[position : position + count, top : top + rows, left : left + cols]
     return inside, buffer.as_strided((count, rows, cols), (step, row_step, 1), buffer.storage_offset() + offset)
 

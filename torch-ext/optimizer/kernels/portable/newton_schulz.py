@@ -16,8 +16,8 @@ gets, bit for bit, what three calls of `gemm_` for each step would make of it, t
 the same `instructions`. What is left in A and B is not defined.
 
 `gram_newton_schulz_` takes the same X, and four matrices like A and B, but in float32, whatever X is. `windows` are the
-numbers of steps in each window, at least one. Q begins as the first H, and R is not needed after the last. A window of
-one step leaves a I out of H, and computes X = Q X + a X.
+numbers of steps in each window, at least one. At a window's first step Q is H, and at its last one R is not
+computed. A window of one step leaves a I out of H, and computes X = Q X + a X.
 
 - Each product is that of a call of `gemm_`: X Xᵀ and Q X with `instructions`, Q rounded to X's dtype before; the others
   are `symmetric` and with `square_instructions`, which are instructions for float32. H R H is H T with T = R H.

@@ -4,13 +4,17 @@
     normalize_(out, X, norms, eps, scale)       out = scale X / max(norms, eps)
 
 X and `out` are batches (B, m, n) of any strides, float32, float16 or bfloat16. `norms` (B) is contiguous, and has
-`formats.exact_dtype` of the device: float64, or float32 where it has none, as on Apple's GPUs.
+`formats.exact_dtype` of the device: float64, or float32 where it has none, as on Apple's GPUs. `eps` is at least 0.
 
 - Squares are summed in float64, where the square of a float32 number is exact and cannot overflow. The order of the sum
   follows from m and n alone. scale / max(norms, eps, 2^-126) is rounded to float32 once, at most to its largest number.
   Each product with it is rounded to float32 once, too, before the cast.
-- A matrix and the same matrix times a power of two give the same bits, as long as the norm and its inverse are normal
-  numbers.
+- `normalize_` gives a matrix and the same matrix times a power of two the same bits, as long as both norms are at least
+  eps, and they and their inverses are normal numbers of float32.
+
+Where `exact_dtype` is float32, a norm is that of a matrix scaled by a power of two, so that no square overflows, and
+those that vanish do not count. It errs by at most (18 + t) / 2 roundings to float32, t = ceil(log2(ceil(m n / 16))),
+and is infinite if float32 cannot hold it. scale / max(norms, eps, 2^-126) is rounded twice.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from typing import Optional, Sequence
 import torch
 from torch import Tensor
 
-from ..formats import HALVES, dtype_name, exact_dtype
+from ..formats import HALF_DTYPES, dtype_name, exact_dtype
 from .memory import Memory
 from .refusals import name_of, place, shown
 
@@ -111,7 +115,7 @@ def _sum_of_squares(X: Tensor, factors: Optional[Tensor] = None) -> Tensor:
 def _check_batch(name: str, t: Tensor, X: Tensor) -> None:
     if t.device != X.device:
         raise RuntimeError(f"{name} must be on {place(X)} like X, got {place(t)}")
-    if t.dtype not in (torch.float32, *HALVES):
+    if t.dtype not in (torch.float32, *HALF_DTYPES):
         raise RuntimeError(f"{name} must be float32, float16 or bfloat16, got {name_of(t.dtype)}")
     if t.ndim != 3:
         raise RuntimeError(f"{name} must be (batch, rows, cols), got {shown(t.shape)}")

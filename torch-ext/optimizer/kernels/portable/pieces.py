@@ -80,6 +80,7 @@ def on_device(values: Tensor, device: torch.device, dtype: torch.dtype) -> Tenso
         return values.to(dtype)
     runs = [(value, len(list(same))) for value, same in itertools.groupby(values.tolist())]
     filled = [torch.full((count,), value, dtype=dtype, device=device) for value, count in runs]
+    filled = filled or [torch.empty(0, dtype=dtype, device=device)]
     return filled[0] if len(filled) == 1 else torch.cat(filled)
 
 
