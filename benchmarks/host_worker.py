@@ -7,6 +7,7 @@ a busy one the work of other processes does not count.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import time
 import traceback
@@ -40,8 +41,9 @@ class Worker:
 
     def steps(self, count: int) -> float:
         """Return the mean seconds of `count` steps."""
-        try:
+        with contextlib.suppress(ConnectionError):  # a process that has failed said why before it ended
             self._connection.send(count)
+        try:
             succeeded, value = self._connection.recv()
         except (EOFError, ConnectionError):
             raise RuntimeError("a process that takes steps has died") from None

@@ -105,13 +105,14 @@ def is_ours(name: str) -> bool:
 
 
 def versions() -> dict[str, str]:
-    """Return the version of each peer, or a note that it is not installed."""
+    """Return the version of each peer, or a note that it was copied or is not installed."""
     found = {}
     for name in (*MODULES, "quack-kernels"):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = NOT_INSTALLED
+            package = MODULES.get(name, "quack").partition(".")[0]
+            found[name] = NOT_INSTALLED if importlib.util.find_spec(package) is None else "copied"
     return found
 
 

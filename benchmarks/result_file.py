@@ -35,8 +35,12 @@ def facts(kernel: ModuleType, device: torch.device, settings: dict) -> dict:
 def default_path(topic: str, device: torch.device) -> Path:
     """Return `results/<topic>-<device>-<date>.json`; the device is `cpu` or the name of the GPU."""
     name = "cpu" if device.type == "cpu" else device_name(device)
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return RESULTS / f"{topic}-{slug}-{datetime.date.today().isoformat()}.json"
+    return RESULTS / f"{topic}-{slug(name)}-{datetime.date.today().isoformat()}.json"
+
+
+def slug(name: str) -> str:
+    """Return a device's name in the form that names of results files have."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def has_error(row: dict) -> bool:

@@ -31,9 +31,8 @@ from torch.optim import Optimizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tools.scale.models import LLAMA_70B, MOE_1T, Weights
+from tools.scale.plans import EXPERT_RANKS, SHARDS
 
-# As in `tools.scale.plans`: the ranks among which a layer's experts are split, and the shards of everything else.
-EXPERT_RANKS, SHARDS = 64, 256
 TINY = [Weights("mlp.up", (24, 8), 3), Weights("mlp.down", (8, 24), 3), Weights("experts.up", (4, 8, 16), 2)]
 MODELS = {"Llama 70B": LLAMA_70B, "MoE 1T": MOE_1T, "tiny": TINY}
 
@@ -67,7 +66,7 @@ TINY_CASES = [Case("tiny", 8, "bfloat16", 15.0, 2.0, shards=4, expert_ranks=2)]
 
 @contextmanager
 def imagined(ranks: int) -> Iterator[None]:
-    """Act as the first of `count` ranks, of which no other exists. Load the kernel inside this context."""
+    """Act as the first of so many ranks, of which no other exists. Load the kernel inside this context."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         yield

@@ -20,7 +20,7 @@ from benchmarks.step_rivals import build_ours, make_weights, step_of
 WARM_UP = 2
 
 # For the host's time matrices have sides this many times shorter, so that moving them takes no noticeable time.
-SHRINKING, SMALLEST_SIDE = 32, 4
+SHRINKING, SMALLEST_SIDE = 32, 2
 
 PRODUCTS = {
     "gram": "gram", "gram_affine": "square", "commuting": "square", "conjugated": "square", "affine": "affine",
@@ -132,8 +132,9 @@ def breakdown(
 def host_milliseconds(kernel: ModuleType, parameters: Sequence[Parameter], device: torch.device, steps: int) -> float:
     """Return the shortest time that the host needs for a step of our optimizer, per 100 matrices.
 
-    Products return empty tensors. The matrices are small, with as many different shapes as the original ones. They take
-    separate products even where one launch is known to be faster for matrices of their size.
+    Products return empty tensors. The matrices are small. Those of all models but `TINY_MODEL` have as many different
+    shapes as the original ones. They take separate products even where one launch is known to be faster for matrices of
+    their size.
     """
     select, small = kernel.kernels.products.select_products, kernel.kernels.products.small_choice
 

@@ -32,8 +32,8 @@ from benchmarks.result_file import ResultFile, default_path, facts
 from benchmarks.shapes import MODELS, TINY_MODEL, Parameter
 from benchmarks.step_costs import replaced
 from benchmarks.stubbed_driver import stubbed_gpu
-from benchmarks.sweep_launch import GPU, processor_seconds
-from benchmarks.timing import quartiles
+from benchmarks.sweep_launch import GPU
+from benchmarks.timing import processor_seconds, quartiles
 
 ROOT = Path(__file__).resolve().parent.parent
 # The target in milliseconds of a step whose batches are replayed.
@@ -160,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     models = {"tiny": TINY_MODEL} if options.tiny else {name: MODELS[name] for name in options.models}
     rounds = TINY_ROUNDS if options.tiny else options.rounds
     torch.set_num_threads(1)
-    kernel, device = load_built(options.build)
+    kernel, device = load_built(options.build)[0], torch.device("cpu")  # even if there is a GPU: its driver is stubbed
     path = options.output or (None if options.tiny else default_path("model-host", device))
     names = [f"{model}, {way}" for model in models for way in ("replayed", "eager")]
     results = ResultFile(path, facts(kernel, device, {"rounds": rounds, "gpu": GPU}), names)

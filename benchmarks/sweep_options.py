@@ -34,7 +34,7 @@ def make_parser(description: str, names: Sequence[str]) -> argparse.ArgumentPars
 
 
 def plain_parser(description: str) -> argparse.ArgumentParser:
-    """Return a parser with the options that all sweeps have."""
+    """Return a parser with the options of sweeps that time work on a device."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--build", type=Path, default=ROOT / "build", help="what tools.build.variants has made")
     parser.add_argument("--device", help="cpu or cuda; by default what was built for")

@@ -1,6 +1,6 @@
 """Time the passes before and after the orthogonalization, compiled and in torch's functions (`kernels/portable/`).
 
-    python -m benchmarks.sweep_portable [--build DIR] [--threads N] [--output FILE] [--tiny]
+    python -m benchmarks.sweep_portable [--build DIR] [--threads N] [--minutes N] [--output FILE] [--tiny]
 
 The portable variant has the build's Python files. Both take turns in one process, on the matrices of
 `sweep_bookkeeping`. The ratio is the portable time divided by the compiled one: the price on a platform for which no

@@ -38,7 +38,7 @@ from benchmarks.result_file import ResultFile, default_path, facts
 from benchmarks.scale_cases import CASES, TINY_CASES, Case, build_optimizer, imagined, untouched
 from benchmarks.sweep_host_time import chosen_cases
 from benchmarks.sweep_plan import ROOT, TARGET_MEGABYTES, peak_megabytes
-from benchmarks.timing import quartiles
+from benchmarks.timing import processor_seconds, quartiles
 from tools.pages.tables import sweep_tables
 
 ROUNDS, TINY_ROUNDS = 5, 1
@@ -64,7 +64,7 @@ def run_round(build: Path, case: Case, steps: int) -> Round:
         emptied = empty_ops(read_metadata(find_variant(build))["id"])
         with untouched(kernel), planning_timed(kernel) as plan:
             optimizer = build_optimizer(kernel, case)
-            times = [seconds_of_a_step(optimizer) for _ in range(WARM_UP + steps)][WARM_UP:]
+            times = [processor_seconds(optimizer.step) for _ in range(WARM_UP + steps)][WARM_UP:]
         del emptied
         return Round(plan["seconds"], plan["megabytes"], times, counts_of(optimizer))
 
@@ -83,12 +83,6 @@ def planning_timed(kernel: ModuleType) -> Iterator[dict[str, float]]:
 
     with mock.patch.object(kernel.muon, "make_plan", timed):
         yield found
-
-
-def seconds_of_a_step(optimizer: Optimizer) -> float:
-    start = time.process_time()
-    optimizer.step()
-    return time.process_time() - start
 
 
 def counts_of(optimizer: Optimizer) -> dict[str, int]:

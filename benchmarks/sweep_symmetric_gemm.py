@@ -66,8 +66,13 @@ class Result:
     @property
     def tera_flops(self) -> float | None:
         """The kernel's rate if all of the full product's FLOP are counted, in 1e12 a second."""
-        b, m, k = self.shape
-        return self.seconds and 2 * b * m * m * k / self.seconds / 1e12
+        return dense_tera_flops(self.shape, self.seconds)
+
+
+def dense_tera_flops(shape: tuple[int, int, int], seconds: float | None) -> float | None:
+    """Return the rate of X Xᵀ, X (b, m, k), if all of the full product's FLOP are counted, in 1e12 a second."""
+    b, m, k = shape
+    return seconds and 2 * b * m * m * k / seconds / 1e12
 
 
 def prove(symmetric_gemm: Callable, X: Tensor) -> list[str]:

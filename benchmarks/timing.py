@@ -82,6 +82,12 @@ def run_rounds(
     return {name: times[WARM_UP:] for name, times in seconds.items()}
 
 
+def processor_seconds(work: Callable[[], None]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
 def quartiles(values: list[float]) -> Quartiles:
     """Return the quartiles of `values`; for a single value all three are equal."""
     return Quartiles(*(statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3))
@@ -98,7 +104,8 @@ def take_turns(works: Sequence[Callable[[], object]], device: torch.device, roun
     On a GPU each work runs for BURST_SECONDS in a round; the seconds are those of one call.
     """
     counts = [_repeats(work, device) for work in works]
-    bursts = {str(i): partial(_repeated, work, count) for i, (work, count) in enumerate(zip(works, counts))}
+    bursts = [partial(_repeated, work, count) for work, count in zip(works, counts)]
+    bursts = {f"work {i} of {len(works)}": burst for i, burst in enumerate(bursts, 1)}
     times = map(race.timed, run_rounds(bursts, device, rounds, Deadline()).values())
     return [(time.seconds / count, time.spread) for time, count in zip(times, counts)]
 

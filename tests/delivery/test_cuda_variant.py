@@ -107,11 +107,12 @@ def test_kernels_load_and_store_16_bytes_at_once(look):
 
 def test_kernels_that_go_by_tiles_have_many_loads_under_way(look):
     """A thread's 16 elements of a tile are asked for before the first of them is waited for."""
-    for arch in ARCHS:
-        for kernel in look("-arch", arch, "-sass").split("Function :")[1:]:
-            if any(name in kernel.split()[0] for name in LOADING_TILES):
-                accesses = re.findall(r"\b(LDG|STS|STG)\b", kernel)
-                assert max(len(list(run)) for name, run in itertools.groupby(accesses) if name == "LDG") >= 14
+    for arch, loading in itertools.product(ARCHS, LOADING_TILES):
+        kernels = [each for each in look("-arch", arch, "-sass").split("Function :")[1:] if loading in each.split()[0]]
+        assert kernels, loading
+        for kernel in kernels:
+            accesses = re.findall(r"\b(LDG|STS|STG)\b", kernel)
+            assert max(len(list(run)) for name, run in itertools.groupby(accesses) if name == "LDG") >= 14
 
 
 def test_the_product_for_hopper_does_its_work_as_it_is_meant_to(cuda_variant):

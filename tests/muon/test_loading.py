@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -29,6 +30,37 @@ def test_torchs_checkpoints_are_loaded_by_name_in_any_order(kernel, flat):
     set_optimizer_state_dict(model, other, saved, options=options)
     for _, p in named:
         assert all(torch.equal(value, other.state[p][key]) for key, value in optimizer.state[p].items())
+
+
+def test_a_parameter_of_another_branch_has_no_state_in_a_file_that_names_parameters(kernel):
+    """torch puts an empty dict in the place of what a file lacks."""
+    model, options = (
+        nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)),
+        StateDictOptions(flatten_optimizer_state_dict=True),
+    )
+    named = list(model.named_parameters())
+    optimizer = kernel.Muon(named, is_muon=lambda name, p: False)
+    take_steps(optimizer, dict(named), [0])
+    saved = get_optimizer_state_dict(model, optimizer, options=options)
+    with pytest.raises(ValueError, match=r"no momentum_buffer of 0\.weight, .* another branch updated this parameter"):
+        set_optimizer_state_dict(model, kernel.Muon(named), saved, options=options)
+
+
+def test_a_parameter_in_the_place_of_another_gets_its_state_with_a_warning(kernel):
+    """A layer that was replaced; where all names differ, a wrapper has renamed them."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, [0])
+    renamed = {"new.weight" if name == "up.weight" else name: p for name, p in params.items()}
+    other = kernel.Muon(renamed.items())
+    with pytest.warns(UserWarning, match="the state has up.weight, and this optimizer has new.weight instead"):
+        other.load_state_dict(optimizer.state_dict())
+    p = params["up.weight"]
+    assert torch.equal(other.state[p]["momentum_buffer"], optimizer.state[p]["momentum_buffer"])
+    all_renamed = kernel.Muon({f"net.{name}": p for name, p in params.items()}.items())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        all_renamed.load_state_dict(optimizer.state_dict())
 
 
 def test_hooks_see_and_change_what_is_saved_and_loaded(kernel):

@@ -37,6 +37,21 @@ def test_a_gradient_that_is_missing_for_a_step_makes_no_new_plan(kernel):
         assert optimizer._plan is plan
 
 
+def test_a_parameter_whose_memory_is_gone_is_named(kernel):
+    """As FSDP2 leaves the whole parameters of its root, which an optimizer got after a forward pass."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    set_gradients(params, 1, without=("down.weight",))
+    before = copy.deepcopy(params["up.weight"])
+    params["down.weight"].untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=r"the memory of down.weight .* is gone, .* or call model.reshard\(\) first"):
+        optimizer.step()
+    assert torch.equal(params["up.weight"], before)
+    params["down.weight"].requires_grad_(False)
+    optimizer.step()
+    assert not torch.equal(params["up.weight"], before)
+
+
 def test_non_finite_gradient_stays_in_its_parameter(kernel):
     params, clean = named_parameters(), named_parameters()
     for tensors, poison in ((params, True), (clean, False)):

@@ -40,11 +40,6 @@ def test_wrappers_do_not_hide_what_a_layer_is(kernel, name):
     assert branches(kernel, [(name, (64, 32))])[name] == ("adamw", WRAPPED[name])
 
 
-@pytest.mark.parametrize("name", HIDDEN_WRAPPED)
-def test_wrappers_do_not_make_a_hidden_layer_another(kernel, name):
-    assert branches(kernel, [(name, (64, 32))])[name] == ("muon", "matrix")
-
-
 HEADS = ["out", "linear", "final", "final_layer", "last_linear", "last_layer", "policy_head", "cls_head"]
 HEADS += ["classifier_head", "classification_head", "fc", "output", "proj_out"]
 
@@ -75,10 +70,11 @@ def test_tables_and_codebooks_are_known_anywhere(kernel, name):
     assert branches(kernel, [(name, (64, 32))])[name][1].startswith("embedding:")
 
 
-@pytest.mark.parametrize(
-    "name", ["conv_head.weight", "blocks.0.tablet.weight", "time_embed.0.weight", "blocks.0.table_proj.weight"]
-)
-def test_names_that_only_resemble_heads_and_tables_are_hidden(kernel, name):
+RESEMBLING = ["conv_head.weight", "blocks.0.tablet.weight", "time_embed.0.weight", "blocks.0.table_proj.weight"]
+
+
+@pytest.mark.parametrize("name", [*RESEMBLING, *HIDDEN_WRAPPED])
+def test_hidden_layers_stay_hidden_in_wrappers_and_with_names_like_those_of_heads_and_tables(kernel, name):
     assert branches(kernel, [(name, (64, 32))])[name] == ("muon", "matrix")
 
 

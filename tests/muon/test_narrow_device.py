@@ -7,6 +7,7 @@ products are the same, and only norms and numbers differ.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -130,12 +131,18 @@ def test_a_step_makes_no_tensor_of_float64(run, kind, recipe):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("recipe", IN_BFLOAT16)
 def test_parameters_in_bfloat16_are_at_most_their_roundings_apart(run, kind, recipe):
-    """Each step rounds once. Master weights round to float32, and come as close as float32 parameters."""
+    """Each step rounds once, and what is a millionth apart seldom rounds to two neighbours.
+
+    Master weights round to float32, and come as close as float32 parameters.
+    """
     settings = IN_BFLOAT16[recipe]
     narrow, wide = (run(each, settings, torch.bfloat16) for each in (kind, None))
     for name, value in wide.end.items():
+        error = (narrow.end[name] - value).abs()
         spacing = 0.0 if "master_weights" in settings else STEPS * 2.0**-7 * value.abs()
-        assert ((narrow.end[name] - value).abs() <= allowed(name, value) + spacing).all(), name
+        assert (error <= allowed(name, value) + spacing).all(), name
+        assert "master_weights" in settings or (error > 0).double().mean() <= 0.02, name
+    assert narrow.metrics == pytest.approx(wide.metrics, rel=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -155,14 +162,17 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("mode", ["decoupled", "independent", "cautious", "corrected"])
-@pytest.mark.parametrize("lr", NUMBERS)
-@pytest.mark.parametrize("decay", NUMBERS)
+MODES = ["decoupled", "independent", "cautious", "corrected"]
+
+
+@pytest.mark.parametrize("number, kinds", list(enumerate(itertools.product(NUMBERS, NUMBERS))), ids=str)
 @pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
-def test_numbers_in_tensors_are_read_wherever_they_are(run, mode, lr, decay, fallback):
-    numbers = {"lr": functools.partial(NUMBERS[lr], LR), "weight_decay": functools.partial(NUMBERS[decay], 0.1)}
-    settings = {**numbers, "decay_mode": mode, "fallback": fallback}
-    narrow, wide = run("mps", settings), run(None, settings)
+def test_numbers_in_tensors_are_read_wherever_they_are(run, number, kinds, fallback):
+    """As numbers of Python are: all pairs of kinds, and each mode of decay with at least two of them."""
+    lr, decay = (functools.partial(NUMBERS[kind], value) for kind, value in zip(kinds, (LR, 0.1)))
+    settings = {"decay_mode": MODES[number % 4], "fallback": fallback}
+    narrow = run("mps", {"lr": lr, "weight_decay": decay, **settings})
+    wide = run(None, {"lr": LR, "weight_decay": 0.1, **settings})
     for name, value in wide.end.items():
         assert ((narrow.end[name] - value).abs() <= allowed(name, value)).all(), name
     assert narrow.metrics == pytest.approx(wide.metrics, rel=1e-4)

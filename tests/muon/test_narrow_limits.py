@@ -96,7 +96,7 @@ def test_float64_is_no_work_dtype_there(portable_kernel, kind):
 @pytest.mark.parametrize("first", ["device", "cpu"])
 def test_gradients_of_two_devices_have_one_norm(portable_kernel, monkeypatch, kind, first):
     """torch takes norms one by one where the devices differ; the model refuses such a list."""
-    monkeypatch.setattr(torch, "_foreach_norm", lambda tensors: [tensor.norm() for tensor in tensors])
+    monkeypatch.setattr(torch, "_foreach_norm", lambda tensors, *_: [tensor.norm() for tensor in tensors])
     with narrow_device(portable_kernel, kind) as narrow:
         gradients = [torch.full((3,), 2.0).to(narrow.device), torch.full((4,), 1.0, dtype=torch.float64)]
         norm = portable_kernel.step.metrics._norm(gradients if first == "device" else gradients[::-1])

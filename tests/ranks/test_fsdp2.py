@@ -49,6 +49,30 @@ def train_network(kernel, name: str):
     return found
 
 
+def error_of_an_optimizer_made_after_a_forward_pass(kernel) -> str:
+    network = fully_shard(network_on("one process", device_of_ranks()), mesh=mesh_of((4,)))
+    x = torch.ones(6, 10, device=device_of_ranks())
+    with torch.no_grad():
+        network(x)
+    early = kernel.Muon(network.named_parameters(), lr=LR)
+    network(x).square().mean().backward()
+    with pytest.raises(ValueError, match="is gone, and it has no gradient: FSDP2") as raised:
+        early.step()
+    network.zero_grad()
+    network.reshard()
+    optimizer = kernel.Muon(network.named_parameters(), lr=LR)
+    network(x).square().mean().backward()
+    optimizer.step()
+    return str(raised.value)
+
+
+def test_an_optimizer_made_after_a_forward_pass_says_so(kernel, pools):
+    """The root of FSDP2 has whole parameters then, which never get a gradient."""
+    assert all(
+        "call model.reshard() first" in error for error in pools(4).run(error_of_an_optimizer_made_after_a_forward_pass)
+    )
+
+
 @pytest.mark.parametrize("name", ["fsdp", "hsdp", "tp and fsdp"])
 def test_fsdp2_backward_passes_end_as_in_one_process(kernel, pools, name):
     network = network_on("one process", pools.device)

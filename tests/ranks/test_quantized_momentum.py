@@ -69,8 +69,8 @@ def test_summed_matrices_have_the_momentum_of_one_process(kernel, pools, sum_gra
     case = Case(specs_on(LAYOUTS["columns"]), {**SETTINGS, "sum_gram": sum_gram}, steps=3, missing="all but one")
     results = pools(4).run(train, case)
     plain = pools(4).run(train, case._replace(settings=SETTINGS))
-    for one, other in zip(results, plain):
-        for state, its in zip(one.state, other.state):
+    for one, other in zip(results, plain, strict=True):
+        for state, its in zip(one.state, other.state, strict=True):
             assert all(bits_equal(state[key], its[key]) for key in ("momentum_buffer", "momentum_scale"))
 
 

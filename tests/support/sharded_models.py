@@ -142,7 +142,8 @@ def assert_as_alone(kernel, pools, case: Case, ranks: int = 4) -> None:
 
 def assert_same(case: Case, one: Trained, other: Trained) -> None:
     """Parameters and state have the same bits."""
-    for spec, p, q, state, its in zip(case.specs, one.parameters, other.parameters, one.state, other.state):
+    columns = case.specs, one.parameters, other.parameters, one.state, other.state
+    for spec, p, q, state, its in zip(*columns, strict=True):
         assert bits_equal(p, q), f"{spec} differs by up to {(p.double() - q.double()).abs().max():.3g}"
         assert state.keys() == its.keys()
         wrong = [key for key in state if not bits_equal(state[key], its[key])]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -123,6 +125,34 @@ def test_what_is_wrong_beside_a_nan_or_is_none_fails_the_proof(kernel, spoil, wo
     proof.prove_products(exact, operands)
     with pytest.raises(proof.WrongResultError, match=words):
         proof.prove_products(lambda *given: spoil(exact(*given)), operands)
+
+
+def test_a_nan_that_spreads_over_a_batch_fails_the_proof_of_what_is_applied(kernel):
+    proof, like = kernel.tuning.proof, torch.empty(0, dtype=torch.float32)
+
+    def spread(B, X, a):
+        result = (B.double() @ X.double() + a * X.double()).to(X.dtype)
+        return torch.full_like(result, torch.nan) if result.isnan().any() else result
+
+    with pytest.raises(proof.WrongResultError, match="a NaN changed another matrix"):
+        proof.prove_apply(spread, like, (48, 80))
+
+
+def test_a_small_result_that_is_too_large_fails_the_proof(kernel):
+    small, like = kernel.tuning.small_proof, torch.empty(0, dtype=torch.float32)
+
+    def launch(factor, G, C, steps, numbers):
+        scale, _, _ = numbers
+        for g, result in zip(G, C):
+            X = scale * g.double() / torch.linalg.matrix_norm(g.double())
+            for a, b, c in zip(steps[::4], steps[1::4], steps[2::4]):
+                R = X @ X.mT
+                X = a * X + (b * R + c * R @ R) @ X
+            result.copy_(factor * X)
+
+    small.prove_small(partial(launch, 1.0), like, (13, 24), 16)
+    with pytest.raises(small.WrongResultError, match="error .* is allowed"):
+        small.prove_small(partial(launch, 1.01), like, (13, 24), 16)
 
 
 def test_a_nan_of_an_addend_that_spreads_fails_the_proof(kernel):

@@ -1,6 +1,7 @@
 """Attack the delivery of the package, and print for each group of attacks how many were tried and survived.
 
-    python -m tools.attacks            writes docs/attacks.md, too, unless --check is given
+    python -m tools.attacks            writes docs/attacks.md, too, unless --check is given or the pin
+                                       did not stop an attack
 
 Survived means: no foreign code ran, and what was loaded is what was published, or nothing. Status 1 if with the pin
 one attack was not survived; each such one is named.

@@ -17,6 +17,8 @@ MOST = 14
 STEP = "Optimizer.step#"
 # Work on a GPU where there is some, else operators.
 KERNELS, OPERATORS = ("kernel", "gpu_memcpy", "gpu_memset"), ("cpu_op", "user_annotation")
+# The range around `step` on the host, and that of its kernels on the GPU, which run later.
+ON_HOST, ON_GPU = "user_annotation", "gpu_user_annotation"
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:
@@ -27,7 +29,7 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
         events = None
     if not isinstance(events, list):
         raise ValueError(f"{path} is no trace: it needs what torch.profiler's export_chrome_trace writes")
-    timed = [event for event in events if event.get("ph") == "X" and event.get("cat") in (*KERNELS, *OPERATORS)]
+    timed = [event for event in events if event.get("ph") == "X" and event.get("cat") in (*KERNELS, *OPERATORS, ON_GPU)]
     if not timed:
         raise ValueError(f"{path} has no operator or kernel with a duration")
     return timed
@@ -38,7 +40,10 @@ def own_times(events: Iterable[dict[str, Any]]) -> Counter[tuple[str, bool]]:
     events = list(events)
     kinds = KERNELS if any(event["cat"] in KERNELS for event in events) else OPERATORS
     found: Counter[tuple[str, bool]] = Counter()
-    steps = [(event["ts"], event["ts"] + event["dur"]) for event in events if event["name"].startswith(STEP)]
+    ranges = [event for event in events if event["name"].startswith(STEP)]
+    on_gpu = [event for event in ranges if event["cat"] == ON_GPU]
+    ranges = on_gpu if kinds is KERNELS and on_gpu else [event for event in ranges if event["cat"] == ON_HOST]
+    steps = [(event["ts"], event["ts"] + event["dur"]) for event in ranges]
     threads: dict[Any, list[dict[str, Any]]] = {}
     for event in (event for event in events if event["cat"] in kinds):
         threads.setdefault((event.get("pid"), event.get("tid")), []).append(event)

@@ -18,6 +18,7 @@ from pathlib import Path
 from tools.build.commands import run
 from tools.build.compilers import find_cuda
 from tools.build.variants import build_variants
+from tools.lab.variant import overlay
 
 from . import libraries
 
@@ -44,14 +45,16 @@ DEFAULT = ["-m", "gpu and not slow", *FOLDERS, *BESIDE_EACH_OTHER, *(f"--deselec
 def environment() -> Path:
     """Return the Python that has torch for CUDA."""
     python = OUT / "environment/bin/python"
-    if not (OUT / "ready").exists():
+    ready, lists = OUT / "ready", [ROOT / f"requirements/{name}.txt" for name in ("develop", "gpu")]
+    if not ready.exists() or ready.stat().st_mtime < max(path.stat().st_mtime for path in (*lists, Path(__file__))):
+        shutil.rmtree(OUT / "environment", ignore_errors=True)
         run([sys.executable, "-m", "venv", OUT / "environment"])
         install = [python, "-m", "pip", "install", "--quiet"]
         run([*install, "--no-deps", *TORCH])
         lines = (ROOT / "requirements/develop.txt").read_text().splitlines()
         clients = [line for line in lines if line.startswith(("kernels==", "huggingface_hub=="))]
         run([*install, *NEEDED, *clients, "--requirement", ROOT / "requirements/gpu.txt"])
-        (OUT / "ready").touch()
+        ready.touch()
     return python
 
 
@@ -64,7 +67,7 @@ def variant() -> Path:
     if not made or made[0].stat().st_mtime < max(path.stat().st_mtime for path in sources):
         build_variants(ROOT, ["cuda"], build)
     else:
-        shutil.copytree(ROOT / "torch-ext/optimizer", made[0].parent, dirs_exist_ok=True)
+        overlay(made[0].parent)
     return build
 
 

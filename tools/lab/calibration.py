@@ -53,11 +53,7 @@ def product(lab: Lab, shape: tuple[int, int, int]) -> dict:
     found = sweep_symmetric_gemm.measure(lab.kernel, shape, "float16", lab.device)
     if found.problems:
         raise FailedError("; ".join(found.problems), asdict(found))
-    batch, m, k = shape
-
-    def tera_flops(seconds: float | None) -> float | None:
-        return seconds and 2 * batch * m * m * k / seconds / 1e12
-
+    tera_flops = partial(sweep_symmetric_gemm.dense_tera_flops, shape)
     return {
         "torch_tera_flops": tera_flops(found.torch_seconds),
         "predicted_torch_tera_flops": tera_flops(found.predicted_torch_seconds),

@@ -50,8 +50,10 @@ class Records:
         if not self.file.exists() and own.exists():
             own.replace(self.file)
         kept = (read(self.file) or (identity, []))[1]
-        # Rewritten completely, because a killed run may have left half a line.
-        self.file.write_text("".join(f"{json.dumps(line)}\n" for line in [identity, *map(asdict, kept)]))
+        # Rewritten completely, because a killed run may have left half a line; aside, as this one may be killed, too.
+        unfinished = self.file.with_suffix(".unfinished")
+        unfinished.write_text("".join(f"{json.dumps(line)}\n" for line in [identity, *map(asdict, kept)]))
+        unfinished.replace(self.file)
 
     @property
     def all(self) -> list[Record]:

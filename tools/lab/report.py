@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Drawn
 
+from benchmarks.result_file import slug
 from tools.lab.items import STAGES
 from tools.lab.records import Records
 from tools.pages.lab_tables import lab_tables
@@ -34,11 +34,6 @@ def write_report(records: Records, folder: Path, date: str, say=print) -> int:
             say(f"drawn: {figure}")
     say(f"written: {file}")
     return sum(record.status == "failed" for record in records.all)
-
-
-def slug(name: str) -> str:
-    """Return a device's name in the form that names of results files have."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def report(records: Records, date: str) -> dict:

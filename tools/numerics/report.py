@@ -9,7 +9,6 @@ are made from a results file.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 
 from benchmarks.built_kernel import load_built
 from benchmarks.machine import describe
+from benchmarks.result_file import default_path
 from tools.numerics.document import filled
 from tools.numerics.figures import draw_all
 from tools.numerics.measurements import measure
@@ -47,7 +47,7 @@ def measured(build: Path) -> Path:
     kernel, _ = load_built(build)
     device = torch.device("cpu")
     results = {**describe(kernel, device), **measure(kernel)}
-    file = RESULTS / f"numerics-cpu-{datetime.date.today().isoformat()}.json"
+    file = default_path("numerics", device)
     file.write_text(json.dumps(results, indent=1) + "\n")
     return file
 

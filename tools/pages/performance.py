@@ -27,8 +27,9 @@ INTRODUCTION = """\
 For people who want to know how fast it is on which machine. Every figure comes from a file in
 [benchmarks/results]({results}), made at the commit that is named beside it. What is called *predicted* was not
 measured. `python -m tools.pages.performance` makes the page from these files. `make gpu-lab` makes the file of a GPU,
-`benchmarks/sweep_*.py` make the others. A value after ± is the spread of the measurements. Ranges are quartiles, or the
-smallest and the largest of several seeds. A size 12x2304x768 means 12 matrices of 2304 rows and 768 columns.
+`make demo` that of the character model, and `benchmarks/sweep_*.py` make the others. A value after ± is the spread of
+the measurements. Ranges are quartiles, or the smallest and the largest of several seeds. A size 12x2304x768 means 12
+matrices of 2304 rows and 768 columns.
 
 | column | meaning |
 | --- | --- |
@@ -48,7 +49,7 @@ smallest and the largest of several seeds. A size 12x2304x768 means 12 matrices 
 | ms predicted, of goal | the time of a step by the [model](predictions.md), and the goal for it |
 | over the first | time divided by that of the first build, in the same round |
 | parts, blocks | parts of matrices that a rank holds; pieces that an owner copies between messages and batches |
-| messages | how many a rank sends and receives in a step |
+| messages | how many messages a rank sends in a step |
 | plan, s | the seconds in which a rank decides who works on what, and the most that they may be |
 
 In a column `case`, *beside busy cores* means that other processes keep every core busy. In a column `product`,
@@ -63,6 +64,7 @@ QUESTIONS = {
     "training-step": "How much of a whole training step is the optimizer's?",
     "character-model": "Which loss does a small model reach, beside AdamW?",
     "orthogonalize": "How long does the orthogonalization alone take?",
+    "symmetric-gemm": "How fast is the symmetric product alone?",
     "bookkeeping": "How long do the passes before and after it take?",
     "portable": "How much slower is it without a compiled library?",
     "fake-step": "What will a step launch and move on a GPU?",
@@ -70,6 +72,7 @@ QUESTIONS = {
     "model-host": "How long does the host of a GPU take for a step, launches included?",
     "host-time": "How long does the host take for a step of many matrices?",
     "scale": "How long does one rank among many take to plan and to step?",
+    "plan": "How long does one rank among thousands take to plan?",
     "load": "How long does `get_kernel` take?",
     "build": "How long does a build take, and how large is it?",
 }

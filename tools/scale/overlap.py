@@ -19,7 +19,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-STEP = "Optimizer.step#Muon.step"
+from tools.scale.traces import SEND, STEP
+
 COLORS = {
     "muon.pack": "tab:green",
     "muon.orthogonalize": "tab:blue",
@@ -65,7 +66,7 @@ def spans_of_step(events: Sequence[dict], step: int) -> list[Span]:
 
 def exchanges(spans: Sequence[Span]) -> list[tuple[float, float]]:
     """Return when each exchange began and when the wait for it ended. They are waited for in the order they began."""
-    sent = [span.start for span in spans if span.name == "muon.send"]
+    sent = [span.start for span in spans if span.name == SEND]
     waits = [span.stop for span in spans if span.name == "muon.wait"]
     return list(zip(sent, waits, strict=True))
 

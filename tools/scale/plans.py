@@ -150,7 +150,6 @@ class Planned:
             for _ in range(kind.count):
                 packed, work = self._wire
                 parameter = SimpleNamespace(number=number, name=kind.name, packed_dtype=packed, work_dtype=work)
-                parameter.moments_view, parameter.moments_dtype = None, torch.float32
                 vars(parameter).update(schedule=self._schedule, sharers=range(self.gpus), device=torch.device("cpu"))
                 parameter.circumstances = self._kernel.kernels.gains.ALONE
                 parameter.equalization = self._kernel.rules.equalization.Equalization()

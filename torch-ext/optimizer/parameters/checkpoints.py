@@ -98,12 +98,19 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
             "Construct the optimizer with its parameters in the order of the file, "
             "which its groups list as param_names"
         )
+    gone, new = (sorted(one.keys() - other.keys()) for one, other in ((there, here), (here, there)))
+    if gone and new and here.keys() & there.keys():
+        warn_user(
+            f"the state has {listed(gone)}, and this optimizer has {listed(new)} instead: they get the state in their "
+            "places. If they are other parameters, del optimizer.state[p] for each of them after loading"
+        )
     for group, other in zip(groups, saved):
         if other.keys() <= {"params", "param_names"} and any(map(state_dict["state"].get, other["params"])):
             raise ValueError(
                 f"the state has no settings for the group of {listed(names_of(group))}, whose parameters it has: they "
                 "were saved in other groups. Make the groups as they were, or save and load with StateDictOptions("
-                "flatten_optimizer_state_dict=True), which keeps the settings of each parameter"
+                "flatten_optimizer_state_dict=True), and let no group have parameters that were saved with unlike "
+                "settings"
             )
     params = [pair for group in groups for pair in named_parameters(group)]
     states = [state_dict["state"].get(i, {}) for group in saved for i in group["params"]]

@@ -28,6 +28,11 @@ def check_values(state: Any, name: str, p: Tensor) -> None:
         if isinstance(value, Tensor) and value.is_meta:
             if not p.is_meta:
                 raise ValueError(f"{what} has no values: load the file onto a device, got {_shown(value)}")
+        elif isinstance(value, Mapping) and not value and key in (*KEYS, COUNT):  # by torch.distributed.checkpoint
+            raise ValueError(
+                f"the file has no {key} of {name}, which this optimizer needs: where it was saved, another branch "
+                "updated this parameter, or its group had other settings. Make the groups as they were"
+            )
         elif key == COUNT:
             _check_count(what, value)
         elif key in KEYS:

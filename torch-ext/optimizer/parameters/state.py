@@ -138,15 +138,17 @@ def check_shapes(
     name: str,
     p: Tensor,
     wanted: Mapping[str, StateTensor],
-    cure: str = "del optimizer.state[p] for this parameter p, so that it starts with a new state",
+    cure: Optional[str] = None,
 ) -> None:
     """Raise ValueError, which contains the `cure`, if a tensor of the state of `p` has another shape than `wanted`.
 
-    Counts may have any shape.
+    Counts may have any shape. Without a `cure` it is to delete the tensor, if others do not depend on it, or the state.
     """
     for key, kind in wanted.items():
         value = state.get(key)
         if isinstance(value, Tensor) and kind.shape is not None and tuple(value.shape) != kind.shape:
+            place = f"optimizer.state[p][{key!r}]" if key == MOMENTS else "optimizer.state[p]"
+            cure = cure or f"del {place} for this parameter p, so that it starts anew"
             raise ValueError(
                 f"state {key} of {name} has shape {tuple(value.shape)}, needs {kind.shape} for its parameter "
                 f"{tuple(p.shape)}. If that was resized or given another memory format, or if its group now sees other "

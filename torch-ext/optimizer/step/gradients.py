@@ -32,12 +32,13 @@ class Gradients:
 def check_gradients(premises: Premises, gradients: Gradients, groups: Sequence[Group]) -> list[int]:
     """Return the numbers of the gradients laid out otherwise than their parameters, but on the same mesh.
 
-    Raises ValueError unless gradients are dense, of their parameter's shape and dtype, and on its mesh. `groups` have
-    the names of the parameters.
+    Raises ValueError unless gradients are dense, of their parameter's shape and dtype, and on its mesh, and for a
+    parameter whose memory is gone. `groups` have the names of the parameters.
     """
     sharded = premises.has_shards or has_shards(gradients.kinds)
     columns = range(len(premises.params)), premises.params, premises.shapes, premises.dtypes, gradients.tensors
     if gradients.absent:
+        _check_memory([premises.params[i] for i in gradients.absent], groups)
         present = [i for i in range(len(gradients.tensors)) if i not in gradients.absent]
         columns = tuple([column[i] for i in present] for column in columns)
     _, _, shapes, dtypes, tensors = columns
@@ -74,6 +75,22 @@ def check_gradients(premises: Premises, gradients: Gradients, groups: Sequence[G
                 "p.grad = p.grad.redistribute(placements=p.placements)"
             )
     return elsewhere
+
+
+def _check_memory(params: Sequence[Tensor], groups: Sequence[Group]) -> None:
+    """Raise ValueError if one of these, which have no gradients, has lost its memory.
+
+    After a forward pass FSDP2's root has whole parameters until the backward pass, and its gradients are those of the
+    shards. An optimizer that was made in between would never train them.
+    """
+    for p in params:
+        if p.requires_grad and not p.is_meta and not has_shards({type(p)}) and p.numel():
+            if not p.untyped_storage().size():
+                raise ValueError(
+                    f"the memory of {_name_in(groups, p)} {tuple(p.shape)} is gone, and it has no gradient: FSDP2 had "
+                    "gathered it when this optimizer was made, as after a forward pass without a backward pass. Make "
+                    "the optimizer before any forward pass, or call model.reshard() first"
+                )
 
 
 def redistribute_(gradients: Gradients, numbers: Sequence[int], params: Sequence[Tensor], scalings: Scalings) -> None:

@@ -71,6 +71,8 @@ def _norm(tensors: list[Tensor]) -> Tensor:
     exact = torch.float64
     for device in {tensor.device for tensor in tensors}:  # a dtype that each of them has
         exact = exact_dtype(device, exact)
-    # In float64 no square overflows. Without it each norm has its gradient's dtype: torch allows no narrower one.
-    norms = torch._foreach_norm(tensors, 2, exact) if exact == torch.float64 else torch._foreach_norm(tensors)
+    # In float64 no square overflows. Torch allows no dtype narrower than a gradient's, which may be float64 on a CPU
+    # beside a device without it: then each norm has its gradient's dtype.
+    is_narrower = exact != torch.float64 and any(tensor.dtype == torch.float64 for tensor in tensors)
+    norms = torch._foreach_norm(tensors) if is_narrower else torch._foreach_norm(tensors, 2, exact)
     return torch.stack([norm.to(exact).to(norms[0].device) for norm in norms]).norm()
