@@ -151,7 +151,7 @@ def test_a_small_result_that_is_too_large_fails_the_proof(kernel):
             result.copy_(factor * X)
 
     small.prove_small(partial(launch, 1.0), like, (13, 24), 16)
-    with pytest.raises(small.WrongResultError, match="error .* is allowed"):
+    with pytest.raises(small.WrongResultError, match=r"error .* is allowed"):
         small.prove_small(partial(launch, 1.01), like, (13, 24), 16)
 
 
