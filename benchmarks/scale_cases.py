@@ -66,7 +66,7 @@ TINY_CASES = [Case("tiny", 8, "bfloat16", 15.0, 2.0, shards=4, expert_ranks=2)]
 
 @contextmanager
 def imagined(ranks: int) -> Iterator[None]:
-    """Act as the first of so many ranks, of which no other exists. Load the kernel inside this context."""
+    """Act as the first of this number of `ranks`; no other exists. Load the kernel inside this context."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         yield

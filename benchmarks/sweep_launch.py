@@ -33,6 +33,8 @@ from tools.lint.compiled import kernel_module
 ROOT = Path(__file__).resolve().parent.parent
 GPU = "sm_90"
 TARGET = 10.0
+# What rows are called whose kernel is started by Triton's launcher, after a search for its configuration.
+SEARCHED = "kernel[grid]"
 ROUNDS, CALLS = 31, 500
 TINY_ROUNDS, TINY_CALLS = 3, 5
 # Small, so that the CPU's allocator, like a GPU's, has free memory at hand. A launch does not depend on sizes.
@@ -58,7 +60,7 @@ def works(module: ModuleType, calls: int) -> Iterator[tuple[str, Callable[[], No
 
     for name, (A, B, D) in operands().items():
         yield name, partial(repeated, module.symmetric_product, A, B, D, 1.5, -0.5)
-        yield f"{name}, kernel[grid]", partial(repeated, searched, A, B, D)
+        yield f"{name}, {SEARCHED}", partial(repeated, searched, A, B, D)
 
 
 def measure(package: Path, rounds: int, calls: int) -> dict[str, dict]:
@@ -99,7 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path = options.output or (None if options.tiny else default_path("launch", torch.device("cpu")))
     torch.set_num_threads(1)
     settings = {"gpu": GPU, "shape": [BATCH, M, K], "rounds": rounds, "calls": calls}
-    results = ResultFile(path, facts(kernel, torch.device("cpu"), settings), [])
+    names = [row for name in operands() for row in (name, f"{name}, {SEARCHED}")]
+    results = ResultFile(path, facts(kernel, torch.device("cpu"), settings), names)
     for name, row in measure(Path(kernel.__file__).parent, rounds, calls).items():
         results.put(name, row)
     Console(width=None if Console().is_terminal else 100).print(report(list(results.rows.values())))

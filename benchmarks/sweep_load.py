@@ -97,8 +97,8 @@ def seconds_of(load: Load, folder: Path, environment: Mapping[str, str]) -> floa
     return float(run(command, environment={**environment, **more}).splitlines()[-1])
 
 
-def measure(variant: Path, version: int, backend: str, rounds: int) -> dict[str, dict]:
-    """Return the seconds of each load; its first run, which fills caches, does not count."""
+def measure(variant: Path, version: int, backend: str, rounds: int, warm: bool) -> dict[str, dict]:
+    """Return the seconds of each load; if `warm`, after a run that fills caches and does not count."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         hub = stack.enter_context(Hub(folder / "hub", trusted=[REPO_ID.split("/")[0]]))
@@ -108,7 +108,7 @@ def measure(variant: Path, version: int, backend: str, rounds: int) -> dict[str,
         environment = client_environment(hub.endpoint, folder / "home")
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         rows = loads(version, backend)
-        for load in rows.values() if rounds > TINY_ROUNDS else ():
+        for load in rows.values() if warm else ():
             seconds_of(load, folder, environment)
         seconds = [{name: seconds_of(load, folder, environment) for name, load in rows.items()} for _ in range(rounds)]
     return {name: {"load_seconds": list(quartiles([of_round[name] for of_round in seconds]))} for name in rows}
@@ -135,8 +135,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     variant = find_variant(options.build)
     kernel, metadata = load_variant(variant), read_metadata(variant)
     path = options.output or (None if options.tiny else default_path("load", torch.device("cpu")))
-    results = ResultFile(path, facts(kernel, torch.device("cpu"), {"rounds": rounds}), [])
-    for name, row in measure(variant, metadata["version"], metadata["backend"]["type"], rounds).items():
+    version, backend = metadata["version"], metadata["backend"]["type"]
+    results = ResultFile(path, facts(kernel, torch.device("cpu"), {"rounds": rounds}), list(loads(version, backend)))
+    for name, row in measure(variant, version, backend, rounds, warm=not options.tiny).items():
         results.put(name, row)
     Console(width=None if Console().is_terminal else 100).print(report(list(results.rows.values())))
 

@@ -40,12 +40,12 @@ inline Place check_place(const MaybeInts& origins, const Tensor& parameter, int6
     return {first_row, 0, cols};
   }
   const int64_t *of = origins->data() + 3 * i, row_length = of[2];
-  STD_TORCH_CHECK(of[0] >= 0 && of[1] >= 0 && cols <= row_length && of[1] <= row_length - cols, "origins of matrix ", i,
+  const int64_t most_rows = std::numeric_limits<int64_t>::max() / std::max<int64_t>(row_length, 1);
+  STD_TORCH_CHECK(of[0] >= 0 && of[1] >= 0 && cols <= row_length && of[1] <= row_length - cols &&
+                  of[0] <= most_rows - rows, "origins of matrix ", i,
                   " must be (first_row, first_col, row_length) of a whole around its ", rows, " x ", cols,
                   " elements, got (", of[0], ", ", of[1], ", ", row_length, ")");
-  // Where it overflows it wraps around: only the bits count, from which random ones are made.
-  const auto first = static_cast<uint64_t>(of[0]), length = static_cast<uint64_t>(row_length);
-  return {first_row, static_cast<int64_t>(first * length + static_cast<uint64_t>(of[1])), row_length};
+  return {first_row, of[0] * row_length + of[1], row_length};
 }
 
 inline const float* check_row_scale(const MaybeTensor& row_scale, int64_t rows, const Tensor& update) {

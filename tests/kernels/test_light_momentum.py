@@ -45,3 +45,13 @@ def test_without_momentum_nothing_is_left(both, dtype, left):
         packed = torch.empty(1, *SHAPE, dtype=dtype)
         native.momentum_pack_([momentum], [gradient], packed, 0.0, True)
         assert torch.equal(momentum, gradient) and torch.equal(packed[0], gradient)
+
+
+@pytest.mark.parametrize("nesterov", [True, False], ids=["nesterov", "plain"])
+def test_without_memory_momentum_is_the_gradient_to_the_bit(pack_, nesterov):
+    """Its negative zeros included, whatever momentum was before."""
+    gradient = torch.tensor([[-0.0, 0.0, 1.5], [-2.0, 1e-40, -1e-40]])
+    momentum, packed = torch.tensor([[torch.nan, torch.inf, 1.0]]).repeat(2, 1), torch.full((1, 2, 3), torch.nan)
+    pack_([momentum], [gradient], packed, 0.0, nesterov)
+    for result in momentum, packed[0]:
+        assert torch.equal(result.view(torch.int32), gradient.view(torch.int32))

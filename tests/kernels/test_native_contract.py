@@ -87,6 +87,7 @@ BAD_DESCENTS = {
     "around its 3 x 4 elements, got .0, -1, 4.": {"origins": [0, 0, 4, 0, -1, 4]},
     "around its 3 x 4 elements, got .-1, 0, 4.": {"origins": [-1, 0, 4, 0, 0, 4]},
     f"around its 3 x 4 elements, got .0, {2**63 - 1}, 4.": {"origins": [0, 2**63 - 1, 4, 0, 0, 4]},
+    f"around its 3 x 4 elements, got .{2**61}, 0, 4.": {"origins": [2**61, 0, 4, 0, 0, 4]},
     "active must have 2": {"active": torch.tensor([True])},
     "found_inf must have 1": {"found_inf": ones(2)},
     "what bfloat16 parameters lack": {"remainder": matrices((3, 4), (3, 4), dtype=torch.int16)},

@@ -186,17 +186,6 @@ def test_inactive_matrices_keep_their_values_and_pack_zeros(pack_, descend_):
     assert torch.equal((momentum == before).all((1, 2)), ~active) and not momentum.isnan().any()
 
 
-@pytest.mark.kernels_ci
-@pytest.mark.parametrize("nesterov", [True, False], ids=["nesterov", "plain"])
-def test_without_memory_momentum_is_the_gradient_to_the_bit(pack_, nesterov):
-    """Its negative zeros included, whatever momentum was before."""
-    gradient = torch.tensor([[-0.0, 0.0, 1.5], [-2.0, 1e-40, -1e-40]])
-    momentum, packed = torch.tensor([[torch.nan, torch.inf, 1.0]]).repeat(2, 1), torch.full((1, 2, 3), torch.nan)
-    pack_([momentum], [gradient], packed, 0.0, nesterov)
-    for result in momentum, packed[0]:
-        assert torch.equal(result.view(torch.int32), gradient.view(torch.int32))
-
-
 def test_nothing_moves_after_an_infinite_gradient(pack_, descend_):
     for found, moves in (1.0, False), (0.0, True):
         momentum, gradient = random(SHAPE, torch.float32, 0), random(SHAPE, torch.float32, 1)

@@ -1,8 +1,9 @@
-"""An error in what QK-clip tells its user changes nothing, and the next step goes on."""
+"""An error in what QK-clip tells its user changes nothing, and the next step goes on; it tells each count once."""
 
 from __future__ import annotations
 
 import copy
+from unittest import mock
 
 import pytest
 import torch
@@ -29,6 +30,24 @@ def test_an_error_in_the_report_changes_nothing_and_the_next_step_goes_on(kernel
     assert same_bits(attention.named, before)
     optimizer.step()
     assert told == [(3, 0), (3, 0)]
+
+
+def test_counts_are_reported_once_and_not_after_a_load(kernel):
+    """Ranks may disagree after the report; and a load replaces the weights that were clipped."""
+    attention, told = copy.deepcopy(KINDS["mha"]), []
+    optimizer = muon(kernel, attention, clip=dict(report=lambda *counts: told.append(counts)))
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.observe_qk_logits("attn", torch.tensor([1.0, 21.0, 22.0, 23.0]))
+    optimizer.step()
+    with mock.patch.object(optimizer._agreement, "begin_step", side_effect=RuntimeError("disagree")):
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="disagree"):
+                optimizer.step()
+    assert told == [(3, 0)]
+    optimizer.step()
+    optimizer.load_state_dict(saved)
+    optimizer.step()
+    assert told == [(3, 0)]
 
 
 @pytest.mark.parametrize("report", [5, "print", [print]], ids=str)

@@ -24,7 +24,7 @@ RESULTS = ROOT / "benchmarks/results"
 INTRODUCTION = """\
 # Performance
 
-For people who want to know how fast it is on which machine. Every figure comes from a file in
+For people who want to know how fast the optimizer is on which machine. Every figure comes from a file in
 [benchmarks/results]({results}), made at the commit that is named beside it. What is called *predicted* was not
 measured. `python -m tools.pages.performance` makes the page from these files. `make gpu-lab` makes the file of a GPU,
 `make demo` that of the character model, and `benchmarks/sweep_*.py` make the others. A value after ± is the spread of

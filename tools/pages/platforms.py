@@ -108,8 +108,8 @@ WITHOUT_FLOAT64 = """\
 
 Apple's GPUs (MPS) have no float64, and some of Intel's (XPU) lack it, such as the Arc A770. What is float64 on other
 devices is float32 there: norms of matrices, and numbers such as `lr * weight_decay`. A matrix is scaled by a power of
-two before it is squared, so its norm neither overflows nor vanishes. `kernels/native.py` says how far results may be
-off. Intel's GPUs that have float64 use it.
+two before it is squared, so its norm neither overflows nor vanishes. `kernels/portable/norms.py` says how far norms
+may be off. Intel's GPUs that have float64 use it.
 
 No GPU of Apple or Intel has run this package. Tests take steps of every recipe on a model of such a device, which
 refuses tensors of float64 and operands on two devices, and compare the results with those of float64. The model runs

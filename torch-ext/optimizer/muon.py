@@ -112,7 +112,8 @@ class Muon(Optimizer):
         second_moment: divide each line of an update by its running root mean square, then restore the norm of the
             whole: `rows` (NorMuon, arXiv:2510.05491), `long_side` (rows, or columns if there are more of them), or
             `none`. Applied after `renormalize`. With `renormalize="frobenius"` and `match_rms_adamw` updates have the
-            paper's size. A change from one of the two to the other raises an error, which says what to delete.
+            paper's size. A change between `rows` and `long_side` raises an error if a matrix
+            has more columns than rows; it says what to delete.
         second_moment_beta: decay rate of the running mean of squares.
         experimental_hyperball: keep the norm of each matrix: W becomes R normalized(W - lr R normalized(update)), where
             R is the norm of W. `lr` is then relative to that norm, and no multiplier or decay applies. Needs float32 or

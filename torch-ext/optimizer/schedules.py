@@ -17,7 +17,6 @@ Schedule = Tuple[Quintic, ...]
 
 # Kernels take coefficients as float32, whose numbers are below this.
 _COEFFICIENTS_END = 2.0**128
-
 # On a narrow interval the four equations of a quintic are the same in most of float64's digits.
 _PRECISE = Context(prec=60)
 # Exchanges converge quadratically: from any interval, eight give 60 digits. Two more are a reserve.

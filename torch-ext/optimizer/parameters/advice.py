@@ -25,8 +25,8 @@ _LORA = (
 )
 # A warning is given if Muon has less than this share of the elements of hidden matrices.
 LEAST_SHARE = 0.5
-# Reasons by which routing itself gives a matrix to the fallback, those of matrices that are not hidden ones among them.
-# All others are a user's, who may give any.
+# Reasons by which routing, once it has decided, gives a matrix to the fallback; the first are of matrices that are not
+# hidden. A user may give any other reason, and it ends the advice.
 _OUTER = ("embedding", "output_head")
 _BY_ROUTING = (*_OUTER, "norm", "router", "state_space", "bias", "scale")
 _BY_ROUTING += ("leading_unit_dims", "min_dim_too_small", "extreme_aspect_ratio")

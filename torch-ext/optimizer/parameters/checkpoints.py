@@ -80,7 +80,8 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
 
     Otherwise raises ValueError, which names the parameters that only one side has or that are in other places, and says
     what to write. Momentum keeps its dtype, so a dtype that the parameter's device does not have raises, too, and so do
-    values that steps cannot compute with (`check_values`), before torch moves or casts any of them.
+    values that steps cannot compute with (`check_values`), before torch moves or casts any of them. Warns of state that
+    is lost, and of parameters that get the state of others.
     """
     source, saved = source_of(state_dict), state_dict["param_groups"]
     # torch.optim.Muon's files have the same keys as this package's, and load as they are if the groups match.
@@ -97,12 +98,6 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
             f"the same parameters were saved in another order: {moved[0]} was parameter {before}, and is {now} here. "
             "Construct the optimizer with its parameters in the order of the file, "
             "which its groups list as param_names"
-        )
-    gone, new = (sorted(one.keys() - other.keys()) for one, other in ((there, here), (here, there)))
-    if gone and new and here.keys() & there.keys():
-        warn_user(
-            f"the state has {listed(gone)}, and this optimizer has {listed(new)} instead: they get the state in their "
-            "places. If they are other parameters, del optimizer.state[p] for each of them after loading"
         )
     for group, other in zip(groups, saved):
         if other.keys() <= {"params", "param_names"} and any(map(state_dict["state"].get, other["params"])):
@@ -123,7 +118,22 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
             f"the state of {listed(lost)} is lost: these parameters are on meta, which holds no values. Give them "
             "memory first, then load"
         )
+    _warn_of_replaced(here, there)
     return state_dict
+
+
+def _warn_of_replaced(here: Mapping[str, Place], there: Mapping[str, Place]) -> None:
+    """Warn if some names differ, as after a layer was replaced. Where all do, a wrapper has renamed them."""
+    gone, new = _only_there_and_here(here, there)
+    if gone and new and here.keys() & there.keys():
+        warn_user(
+            f"the state has {listed(gone)}, and this optimizer has {listed(new)} instead: these get the state that was "
+            "saved in their places. If they are other parameters, del optimizer.state[p] for each of them after loading"
+        )
+
+
+def _only_there_and_here(here: Mapping[str, Place], there: Mapping[str, Place]) -> tuple[list[str], list[str]]:
+    return sorted(there.keys() - here.keys()), sorted(here.keys() - there.keys())
 
 
 def loaded_groups(
@@ -171,7 +181,7 @@ def _difference(groups: Sequence[Group], saved: Sequence[Group]) -> str:
         )
     if there and not here:
         return "it was saved with names, and these parameters have none: write Muon(model.named_parameters())"
-    gone, new = sorted(there.keys() - here.keys()), sorted(here.keys() - there.keys())
+    gone, new = _only_there_and_here(here, there)
     if not gone and not new:
         return "they are the same parameters in other groups: make the groups as they were, use_muon included"
     alone = {"only the state": gone, "only the optimizer": new}

@@ -142,7 +142,7 @@ def check_shapes(
 ) -> None:
     """Raise ValueError, which contains the `cure`, if a tensor of the state of `p` has another shape than `wanted`.
 
-    Counts may have any shape. Without a `cure` it is to delete the tensor, if others do not depend on it, or the state.
+    Counts may have any shape. By default the `cure` is to delete second moments alone, and otherwise the whole state.
     """
     for key, kind in wanted.items():
         value = state.get(key)

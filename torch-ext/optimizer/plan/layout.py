@@ -1,8 +1,4 @@
-"""How a sharded parameter is laid out on ranks.
-
-This is the only file that interprets a DTensor's placements. Elsewhere they are only compared, passed to torch and
-shown.
-"""
+"""How a sharded parameter is laid out on ranks. No other file interprets the placements of a DTensor."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class QKClip:
             torch.maximum(largest, logits.detach().reshape(-1, heads).amax(0).to(largest.dtype), out=largest)
 
     def forget(self) -> None:
-        """Forget the logits since the last good step and its counts: weights and state are about to be replaced."""
+        """Forget observed logits, and report no counts of the last step: weights and state are about to be replaced."""
         self._unreported = False
         if self._largest is not None:
             self._largest.fill_(-torch.inf)

@@ -47,7 +47,7 @@ def scale_other_rows_(
 ) -> None:
     """Apply QK-clip, in place, to what no batch has `scaled`.
 
-    That is biases, of one element a row, frozen weights, and weights that the fallback updates.
+    These are biases (each row has one element), frozen weights, and weights that the fallback updates.
     """
     for p, row_scale in row_scales.items():
         layout, local = layout_of("", p, replica_ranks), local_part(p)

@@ -122,7 +122,7 @@ def race(
     for turn in range(MOST_ROUNDS if len(names) > 1 else LEAST_ROUNDS):
         if turn >= LEAST_ROUNDS and clock.now() >= end:
             break
-        start = turn % max(len(names), 1)  # nobody always comes first
+        start = turn % max(len(names), 1)  # so that none always comes first
         for name in names[start:] + names[:start]:
             found[name].append(clock.seconds_of(runners[name], times[name]) / times[name])
     slow_ones = {name: Timed(first[name][1], 0.0) for name in slow}

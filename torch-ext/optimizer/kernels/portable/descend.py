@@ -56,6 +56,7 @@ SCHEMA = (
 )
 
 INDEPENDENT, CAUTIOUS = 1, 2
+_MOST = 2**63 - 1  # elements of a whole matrix
 
 
 class _Descent(NamedTuple):
@@ -173,7 +174,7 @@ def _places(parameter: Sequence[Tensor], origins: Optional[Sequence[int]]) -> li
     places = []
     for i, p in enumerate(parameter):
         (rows, cols), (row, col, length) = p.shape, origins[3 * i : 3 * i + 3]
-        if row < 0 or col < 0 or col + cols > length:
+        if row < 0 or col < 0 or col + cols > length or (row + rows) * length > _MOST:
             raise RuntimeError(
                 f"origins of matrix {i} must be (first_row, first_col, row_length) of a whole around its "
                 f"{rows} x {cols} elements, got {shown((row, col, length))}"

@@ -5,11 +5,11 @@ and B are bfloat16. C and D have contiguous rows, A and B contiguous rows or col
 must not share memory with them, with one exception: without `symmetric`, C may be B itself, which the result replaces,
 and then D may be that tensor, too.
 
-- `alpha` and `beta` are rounded to float32. Sums are in float32, in an order that follows from k alone. So are their
-  product with alpha and its sum with beta D, which is then rounded once to the dtype of C. A matrix gets the same bits
-  alone and in any batch, with any number of threads. Different `instructions` may round differently, and "portable"
-  sums of float32 differ between x86-64 and ARM. With "amx" and "avx512_bf16" numbers below 2^-126 in A and B, and sums
-  below it, are zero.
+- `alpha` and `beta` are rounded to float32. Sums are in float32, in an order that follows from k alone. They are
+  multiplied by alpha, and beta D is added, in float32, too; the result is rounded once to the dtype of C. A matrix gets
+  the same bits alone and in any batch, with any number of threads. Different `instructions` may round differently, and
+  "portable" sums of float32 differ between x86-64 and ARM. With "amx" and "avx512_bf16" numbers below 2^-126 in A and
+  B, and sums below it, are zero.
 - `symmetric` says that the results are symmetric (m = n; D too). Only blocks on and below the diagonal are computed,
   and are also stored mirrored, so C is symmetric to the bit.
 - `instructions` are "amx", "avx512_bf16" or "portable" for bfloat16, and "avx512", "avx2" or "portable" for float32;
@@ -17,7 +17,7 @@ and then D may be that tensor, too.
   configuration of each thread is restored.
 
 The function here takes only "portable", does not round `alpha` and `beta`, and sums in float64, where products are
-exact, in torch's order. So it differs from the compiled one by the roundings of that to float32. `gemm_instructions`
+exact, in torch's order. The compiled one rounds all of these to float32: by so much they differ. `gemm_instructions`
 names no instructions of the processor, so torch's products are preferred (`kernels/products.py`), and this one runs
 only for those who ask for it.
 """
