@@ -39,10 +39,8 @@ processors: build build-aarch64
 
 # LOCAL_KERNELS names the build to test where the Hub's builder has made one; here the tests make it. A file's tests run in
 # one process, because its fixtures and the pools of ranks are made once in each. If one dies the run ends: with another in
-# its place pytest-xdist would wait for ever. One more process than cores works while others wait for programs that they
-# have started. Files come by name: by their numbers of tests the slowest, with a few long ones, would come last. Idle threads
-# of OpenMP sleep, because the others need their cores.
-test: BESIDE := --numprocesses $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)') --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+# its place pytest-xdist would wait for ever. Idle threads of OpenMP sleep, because the others need their cores.
+test: BESIDE := --numprocesses auto --maxprocesses 4 --dist loadfile --max-worker-restart 0
 test: setup lint
 	env -u LOCAL_KERNELS OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest -m "not slow and not integrations" $(BESIDE)
 
