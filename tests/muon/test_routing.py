@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 
 import pytest
 import torch
@@ -249,3 +250,8 @@ def test_values_that_muon_refuses_are_refused(kernel, settings, error):
 def test_non_parameters_are_refused(kernel):
     with pytest.raises(TypeError, match="got str at position 1"):
         kernel.route([parameter(4, 4), "weight"])
+
+
+def test_roles_are_all_that_names_show(kernel):
+    roles = kernel.parameters.roles
+    assert {*roles.ROLES} == {*re.findall(r'return f?"(\w+)', inspect.getsource(roles.role_by_name))}

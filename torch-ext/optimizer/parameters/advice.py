@@ -12,6 +12,7 @@ from torch import Tensor
 from .groups import named_parameters, names_of, reason_of
 from .matrices import EXPERT_KEYS, is_stack
 from .names import bare_name
+from .roles import ROLES
 from .routing import UNDECIDED
 from .settings import Group
 from .synonyms import pop_branch_
@@ -25,11 +26,11 @@ _LORA = (
 )
 # A warning is given if Muon has less than this share of the elements of hidden matrices.
 LEAST_SHARE = 0.5
-# Reasons by which routing, once it has decided, gives a matrix to the fallback; the first are of matrices that are not
-# hidden. A user may give any other reason, and it ends the advice.
+# Reasons of matrices that are not hidden ones.
 _OUTER = ("embedding", "output_head")
-_BY_ROUTING = (*_OUTER, "norm", "router", "state_space", "bias", "scale")
-_BY_ROUTING += ("leading_unit_dims", "min_dim_too_small", "extreme_aspect_ratio")
+# Reasons by which routing, once it has decided, gives a matrix to the fallback. A user may give any other, and it ends
+# the advice.
+_BY_ROUTING = (*ROLES, "leading_unit_dims", "min_dim_too_small", "extreme_aspect_ratio")
 # The names that routing gives to parameters without names, and those in nn.Sequential.
 _UNNAMED, _NUMBERED = re.compile(r"param_\d+"), re.compile(r"(\d+\.)+\w+")
 

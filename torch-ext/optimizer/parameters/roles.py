@@ -72,6 +72,8 @@ _LORA = re.compile(r"(?:^|\.)lora[_.]?(a|b|down|up)(?:\.|$)")
 # The part of a factor's name, with its adapter, that replaces the name of the adapted weight.
 _FACTOR = re.compile(r"\.lora[_.]?(?:a|b|down|up)(?:\.[^.]+)?(?:\.weight)?$")
 _ROUTERS = {"router", "gate", "gating", "wg"}
+# The roles that names show, as far as the colon behind which some name the part that shows it.
+ROLES = ("embedding", "output_head", "norm", "router", "state_space", "bias", "scale")
 
 
 def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> Optional[str]:

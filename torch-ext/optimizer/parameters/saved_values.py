@@ -28,9 +28,7 @@ def check_values(state: Any, name: str, p: Tensor) -> None:
         if isinstance(value, Tensor) and value.is_meta:
             if not p.is_meta:
                 raise ValueError(f"{what} has no values: load the file onto a device, got {_shown(value)}")
-        elif (
-            isinstance(value, Mapping) and not value and key in (*KEYS, COUNT)
-        ):  # what torch puts there if the file lacks it
+        elif key in KEYS and isinstance(value, Mapping) and not value:  # what torch puts there if the file lacks it
             raise ValueError(
                 f"the file has no {key} of {name}, which this optimizer needs: where it was saved, another branch "
                 "updated this parameter, or its group had other settings. Make the groups as they were"

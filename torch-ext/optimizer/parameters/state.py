@@ -147,12 +147,12 @@ def check_shapes(
     for key, kind in wanted.items():
         value = state.get(key)
         if isinstance(value, Tensor) and kind.shape is not None and tuple(value.shape) != kind.shape:
-            place = f"optimizer.state[p][{key!r}]" if key == MOMENTS else "optimizer.state[p]"
-            cure = cure or f"del {place} for this parameter p, so that it starts anew"
+            of_key = f"[{key!r}]" if key == MOMENTS else ""
+            by_default = f"del optimizer.state[p]{of_key} for this parameter p, so that it starts anew"
             raise ValueError(
                 f"state {key} of {name} has shape {tuple(value.shape)}, needs {kind.shape} for its parameter "
                 f"{tuple(p.shape)}. If that was resized or given another memory format, or if its group now sees other "
-                f"matrices in it, {cure}"
+                f"matrices in it, {cure or by_default}"
             )
 
 
