@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import chain
 from typing import Iterator, NamedTuple, Sequence, Union
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from .decay import decay_, decay_cautiously_, taken_by_decay
 from .fallback import FallbackRule, FallbackTensors, uncount_overflow_
 from .scaling import UNSCALED, GradientScaling
+from .short_vectors import update_joined_
 
 # Elements of the longest vector that torch's fused CPU kernel uses: 64 bytes of half precision. The kernel rounds the
 # elements after the last whole vector differently, so the bits would depend on how a parameter is sharded.
@@ -97,6 +99,11 @@ def _fused_step_(tensors: FallbackTensors, rule: FallbackRule, scaling: Gradient
 
 
 def _call_kernel_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling) -> None:
+    update_joined_(partial(_call_with_, rule, scaling), tensors)
+    torch.autograd.graph.increment_version(tensors.parameters)  # not of the state, which is in no graph of autograd
+
+
+def _call_with_(rule: FallbackRule, scaling: GradientScaling, tensors: FallbackTensors) -> None:
     parameters, gradients, averages, squares, steps = tensors
     torch._fused_adamw_(
         parameters,
@@ -116,7 +123,6 @@ def _call_kernel_(tensors: FallbackTensors, rule: FallbackRule, scaling: Gradien
         grad_scale=scaling.grad_scale,
         found_inf=scaling.found_inf,
     )
-    torch.autograd.graph.increment_version(parameters)  # not of the state, which is in no graph of autograd
 
 
 def _as_kernels_take_it(lr: Union[float, Tensor], device: torch.device) -> Union[float, Tensor]:

@@ -1,0 +1,105 @@
+"""Short tensors joined for torch's fused AdamW: the same bits, and few calls that wait for all threads.
+
+Joined tensors begin at whole vectors of the kernel, which computes an element from this element's numbers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+SETTINGS = dict(lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, maximize=False)
+# Vectors, a matrix, one that ends within a vector of the kernel, and one too long to be joined.
+SHAPES = [(64,), (8, 32), (70,), (3,), (1 << 15,), ((1 << 15) + 32,)]
+COUNTS = {"as often": [2.0] * len(SHAPES), "not as often": [2.0, 7.0, 2.0, 7.0, 2.0, 3.0]}
+
+pytestmark = pytest.mark.kernels_ci
+
+
+@pytest.fixture(params=(1, 2))
+def threads(request) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def drawn(kernel, counts: list[float], dtype: torch.dtype = torch.float32):
+    """Return tensors of parameters with SHAPES."""
+    generator = torch.Generator().manual_seed(0)
+    columns = [[torch.randn(shape, generator=generator).to(dtype) for shape in SHAPES] for _ in range(4)]
+    columns[3] = [square.abs() for square in columns[3]]
+    return kernel.rules.fallback.FallbackTensors(*columns, [torch.tensor(count) for count in counts])
+
+
+def take_steps(kernel, tensors, scaling=(None, None), **changes) -> None:
+    rule = kernel.rules.fallback.FallbackRule(**{**SETTINGS, **changes})
+    for _ in range(2):
+        kernel.rules.adamw.adamw_(tensors, rule, kernel.rules.scaling.GradientScaling(*scaling))
+
+
+def each_alone(tensors) -> Iterator:
+    for entry in zip(*tensors):
+        yield type(tensors)(*([t] for t in entry))
+
+
+@pytest.mark.parametrize("counts", COUNTS.values(), ids=list(COUNTS))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("changes", [{}, dict(decay_mode="cautious"), dict(maximize=True)], ids=str)
+def test_a_tensor_gets_the_same_bits_alone_and_among_others(kernel, threads, changes, dtype, counts):
+    together, alone = drawn(kernel, counts, dtype), drawn(kernel, counts, dtype)
+    take_steps(kernel, together, **changes)
+    for tensors in each_alone(alone):
+        take_steps(kernel, tensors, **changes)
+    assert all(map(torch.equal, [t for column in together for t in column], [t for column in alone for t in column]))
+    assert not any(map(torch.equal, together.parameters, drawn(kernel, counts, dtype).parameters))
+
+
+@pytest.mark.parametrize("found", [0.0, 1.0])
+def test_gradients_stay_scaled_and_an_overflow_changes_nothing(kernel, threads, found):
+    scaling = torch.tensor([8.0]), torch.tensor([found])
+    tensors, before = (drawn(kernel, COUNTS["as often"]) for _ in range(2))
+    take_steps(kernel, tensors, scaling)
+    kept = [list(map(torch.equal, *columns)) for columns in zip(tensors, before)]
+    assert all(kept[1]) and all(any(column) == all(column) == bool(found) for column in (kept[0], *kept[2:]))
+
+
+def test_the_kernel_waits_once_for_all_short_tensors(kernel, threads):
+    """With one thread it waits for none, and nothing is copied. Three counts take three calls, the long tensor one."""
+    called = []
+
+    def call(parameters: list[Tensor], *others, **numbers) -> None:
+        called.append(list(map(Tensor.numel, parameters)))
+        fused(parameters, *others, **numbers)
+
+    fused = torch._fused_adamw_
+    tensors = drawn(kernel, [2.0, 7.0, 2.0, 7.0, 2.0, 3.0])
+    with patch.object(torch, "_fused_adamw_", call):
+        kernel.rules.adamw.adamw_(tensors, kernel.rules.fallback.FallbackRule(**SETTINGS))
+    # 70 elements are two vectors in place and one of copies; 3 elements are one of copies.
+    padded = [64, 256, 64, 32, 32, 1 << 15, (1 << 15) + 32]
+    assert sorted(called) == sorted([padded] if threads == 1 else [[64 + 64 + 32 + (1 << 15)], [256 + 32], padded[-1:]])
+
+
+def test_joined_vectors_have_a_longest_length(kernel, monkeypatch):
+    short_vectors = kernel.rules.short_vectors
+    monkeypatch.setattr(short_vectors, "JOINED", 128)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    tensors = kernel.rules.fallback.FallbackTensors(
+        *([torch.ones(48) for _ in range(5)] for _ in range(4)), [torch.tensor(1.0)] * 5
+    )
+    lengths = []
+    short_vectors.update_joined_(lambda each: lengths.append([len(p) for p in each.parameters]), tensors)
+    assert lengths == [[48], [96], [96]]
+
+
+def test_a_version_counts_each_step(kernel, threads):
+    """Autograd notices a parameter that was changed after it was saved for a backward pass."""
+    tensors = drawn(kernel, COUNTS["as often"])
+    before = [p._version for p in tensors.parameters]
+    kernel.rules.adamw.adamw_(tensors, kernel.rules.fallback.FallbackRule(**SETTINGS))
+    assert all(p._version > version for p, version in zip(tensors.parameters, before))
