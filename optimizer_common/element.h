@@ -143,10 +143,14 @@ struct Halves {
   T upper, remainder;
 };
 
+// Beside a zero no number has a negative remainder, and beside an infinity none a positive one: somebody else has written
+// the upper half since, and the sum would be the bits of a NaN.
 template <class T>
 OPTIMIZER_INLINE T join(const Halves<T>& halves) {
-  const uint32_t upper = bits_as<uint32_t>(static_cast<float>(halves.upper));
-  return static_cast<T>(bits_as<float>(upper + static_cast<uint32_t>(static_cast<int32_t>(halves.remainder))));
+  const uint32_t upper = bits_as<uint32_t>(static_cast<float>(halves.upper)), magnitude = upper & 0x7FFFFFFFu;
+  const int32_t kept = static_cast<int32_t>(halves.remainder);
+  const bool stale = (magnitude == 0 && kept < 0) || (magnitude == 0x7F800000u && kept > 0);
+  return static_cast<T>(bits_as<float>(upper + static_cast<uint32_t>(stale ? 0 : kept)));
 }
 
 // x, rounded to float32 first, in halves. A NaN has remainder 0, and of its bits only that it is one is kept.

@@ -67,3 +67,16 @@ def test_strides_do_not_matter(formula, layout):
     assert torch.equal(formula.joined(layout(parameter), layout(remainder)), layout(master))
     formula.split_(layout(parameter), layout(remainder), 2 * layout(master))
     assert torch.equal(layout(formula.joined(parameter, remainder)), 2 * layout(master))
+
+
+@pytest.mark.parametrize("lower", [-0x8000, -0x7FFF, -1, 1, 0x7FFF])
+def test_a_parameter_that_somebody_else_wrote_moves_by_half_a_spacing_at_most(formula, lower):
+    """A remainder is that of the value before. Zeros and infinities would become NaN by one that cannot be theirs."""
+    parameter = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    joined = formula.joined(parameter, torch.full(parameter.shape, lower, dtype=torch.int16))
+    assert torch.equal(joined.isnan(), parameter.isnan())
+    finite = parameter.isfinite()
+    magnitude = parameter[finite].float().abs().view(torch.int32)
+    spacing = (magnitude + 0x10000).view(torch.float32).double() - magnitude.view(torch.float32).double()
+    spacing[magnitude.view(torch.float32) == torch.finfo(torch.bfloat16).max] = 2.0**120
+    assert ((joined[finite].double() - parameter[finite].double()).abs() <= spacing / 2).all()

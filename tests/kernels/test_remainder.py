@@ -66,6 +66,19 @@ def test_the_compiled_formula_is_the_one_in_python(descend_, formula):
         assert (same | master.isnan()).all()
 
 
+@pytest.mark.kernels_ci
+def test_a_parameter_that_somebody_else_wrote_is_joined_as_in_python(descend_, formula):
+    """Beside a zero or an infinity some remainders cannot be of that number: they are ignored, and leave no NaN."""
+    upper = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)[:, None]
+    lower = torch.tensor([-0x8000, -0x7FFF, -1, 0, 1, 0x7FFF], dtype=torch.int32).to(torch.int16)
+    parameter, remainder = (x.contiguous() for x in (upper.expand(-1, len(lower)), lower.expand(len(upper), -1)))
+    expected = halves_of(formula, formula.joined(parameter, remainder))
+    was_nan = parameter.isnan()
+    descend_([parameter], torch.zeros(1, *parameter.shape), *numbers(0.0, 0.0, 1.0), remainder=[remainder])
+    assert torch.equal(parameter.isnan(), was_nan) and torch.equal(remainder, expected[1])
+    assert torch.equal(parameter.view(torch.int16)[~was_nan], expected[0].view(torch.int16)[~was_nan])
+
+
 @pytest.mark.parametrize("decay_mode", [0, 1, 2])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("shape", [(130, 70), (136, 72)], ids=str)

@@ -15,13 +15,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_NAN = 0x7FC0  # in bfloat16
+_NAN, _INFINITY = 0x7FC0, 0x7F80  # in bfloat16
 
 
 def joined(parameter: Tensor, remainder: Tensor) -> Tensor:
-    """Return the float32 master of a bfloat16 `parameter` and its int16 `remainder`, with their shape."""
-    bits = parameter.detach().view(torch.int16).to(torch.int32) << 16
-    return (bits + remainder).view(torch.float32)
+    """Return the float32 master of a bfloat16 `parameter` and its int16 `remainder`, with their shape.
+
+    Beside a zero no master leaves a negative remainder, and beside an infinity none leaves a positive one: somebody
+    else has written the parameter since. Such a remainder is ignored, as the sum would be the bits of a NaN.
+    """
+    upper = parameter.detach().view(torch.int16)
+    magnitude = upper & 0x7FFF
+    stale = ((magnitude == 0) & (remainder < 0)) | ((magnitude == _INFINITY) & (remainder > 0))
+    return ((upper.to(torch.int32) << 16) + remainder.masked_fill(stale, 0)).view(torch.float32)
 
 
 def halves_of(master: Tensor) -> tuple[Tensor, Tensor]:
