@@ -138,21 +138,48 @@ def test_a_nan_that_spreads_over_a_batch_fails_the_proof_of_what_is_applied(kern
         proof.prove_apply(spread, like, (48, 80))
 
 
-def test_a_small_result_that_is_too_large_fails_the_proof(kernel):
+def in_columns(G: torch.Tensor) -> bool:
+    return G.size(1) > 1 and G.stride(1) == 1
+
+
+WRONG_LAUNCHES = {
+    "everywhere": lambda G, steps: True,
+    "for tall matrices, which are passed as views": lambda G, steps: in_columns(G),
+    "in as many steps as are taken": lambda G, steps: len(steps) == 4 * 5,
+    "in long windows": lambda G, steps: 0.0 in steps[3::4],
+}
+
+
+@pytest.mark.parametrize("is_wrong", WRONG_LAUNCHES.values(), ids=list(WRONG_LAUNCHES))
+def test_a_small_result_that_is_too_large_fails_the_proof(kernel, is_wrong):
+    """Other code is compiled for each number of steps and each order of memory."""
     small, like = kernel.tuning.small_proof, torch.empty(0, dtype=torch.float32)
 
-    def launch(factor, G, C, steps, numbers):
+    def launch(is_wrong, G, C, steps, numbers):
         scale, _, _ = numbers
         for g, result in zip(G, C):
             X = scale * g.double() / torch.linalg.matrix_norm(g.double())
             for a, b, c in zip(steps[::4], steps[1::4], steps[2::4]):
-                R = X @ X.mT
-                X = a * X + (b * R + c * R @ R) @ X
-            result.copy_(factor * X)
+                X = a * X + (b * X @ X.mT + c * X @ X.mT @ X @ X.mT) @ X
+            result.copy_(1.01 * X if is_wrong(G, steps) else X)
 
-    small.prove_small(partial(launch, 1.0), like, (13, 24), 16)
+    arguments = like, (13, 24), 16, (1, 4)
+    small.prove_small(partial(launch, lambda *given: False), *arguments)
     with pytest.raises(small.WrongResultError, match=r"error .* is allowed"):
-        small.prove_small(partial(launch, 1.01), like, (13, 24), 16)
+        small.prove_small(partial(launch, is_wrong), *arguments)
+
+
+def test_a_product_that_is_wrong_for_views_of_tall_matrices_fails_the_proof(kernel):
+    proof = kernel.tuning.proof
+    operands = proof.operands_of(torch.empty(0, dtype=torch.float32), (48, 80))
+
+    def spoiled(A, B, D, scalars):
+        C = exact(A, B, D, scalars)
+        return 1.01 * C if in_columns(A) else C
+
+    proof.prove_products(spoiled, operands)
+    with pytest.raises(proof.WrongResultError, match="times what rounding can explain"):
+        proof.prove_launch(spoiled, operands)
 
 
 def test_a_nan_of_an_addend_that_spreads_fails_the_proof(kernel):

@@ -25,7 +25,7 @@ PRODUCT, SMALL = "symmetric_gemm", "small_polar"
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 # How the operands lie of what a contest launches of a product, in its proof and in its race.
-RACED = ("wide", "wide_with_addend", "square", "commuting")
+RACED = ("wide", "wide_with_addend", "tall", "square", "commuting")
 
 # Of the product: (tile, tile_k, warps, stages). The static check refuses those that do not fit into a GPU. Tiles of 32
 # have no wgmma on sm_90, and steps of 32 have twice as many barriers: neither is worth timing.
@@ -50,6 +50,7 @@ PANELS = {
     128: (((64, 64), (64, 32), (128, 32), (32, 64)), (8, 16)),
 }
 SMALL_STAGES = 2
+STEPS = 5  # as many as Muon takes by default
 
 
 class Launch(NamedTuple):
@@ -75,11 +76,12 @@ class RacedSmall(SmallPolarCase):
     def compile(self, package: Path) -> Any:
         side, dtype = self.config[0], getattr(torch, self.dtype)
         ragged, whole = (side - 3, 4 * side - 1), (side, 4 * side)
-        # The proof takes three steps, the race five. The proof also takes each ragged matrix alone, and only the first
-        # of them is aligned to 16 bytes.
-        for (m, n), first, steps in ((ragged, 0, 3), (ragged, 1, 3), (whole, 0, 3), (whole, 0, 5)):
-            G, C = torch.empty(2, m, n, dtype=torch.float32)[first:], torch.empty(2 - first, m, n, dtype=dtype)
-            given = G, C, steps * (1.5, -0.5, 0.25, 1.0), (8.0, 1e-7, dtype)
+        # The proof also takes each ragged matrix alone, and only the first of them is aligned to 16 bytes. It takes
+        # matrices in columns, too, but the race does not.
+        for in_columns, ((m, n), first) in product((True, False), ((ragged, 0), (ragged, 1), (whole, 0))):
+            drawn = torch.empty((2, n, m) if in_columns else (2, m, n), dtype=torch.float32)[first:]
+            G = drawn.mT if in_columns else drawn
+            given = G, torch.empty_like(G, dtype=dtype), STEPS * (1.5, -0.5, 0.25, 1.0), (8.0, 1e-7, dtype)
             compiled = compile_launch(
                 self.gpu, package, self.kernel, lambda module, given=given: (*given, module.SmallConfig(*self.config))
             )

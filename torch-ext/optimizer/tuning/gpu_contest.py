@@ -143,7 +143,7 @@ def _small_ways(task: Task, configs: Optional[Sequence[AnyConfig]]) -> _Ways:
     iteration = _iteration(device, dtype, size)._replace(in_one_launch=False)
     G = drawn(device, task.count, *size)
     C, scaling = torch.empty_like(G, dtype=dtype), (iteration.scale, EPS, dtype)
-    steps = steps_of(iteration.gram_windows)
+    steps, lengths = steps_of(iteration.gram_windows), tuple(map(len, iteration.gram_windows))
     launch = small_polar.launch_small_polar
 
     def run(config: SmallConfig) -> None:
@@ -155,7 +155,7 @@ def _small_ways(task: Task, configs: Optional[Sequence[AnyConfig]]) -> _Ways:
             with _current(device):
                 launch(*given, config)
 
-        prove_small(start, G.new_empty(0, dtype=dtype), size, config.side)
+        prove_small(start, G.new_empty(0, dtype=dtype), size, config.side, lengths)
 
     configs = small_configs(device, dtype, size[0]) if configs is None else configs
     torchs = partial(polar_factors, G, iteration, EPS)

@@ -75,10 +75,12 @@ def prove_gram(compute: Compute, X: Tensor) -> None:
 def prove_launch(compute: Compute, operands: Operands) -> None:
     """Do what `prove_products` does, also for a I + b A + c A² with one rounding, and check where NaNs of D go.
 
-    A NaN in D, which may be any matrix, must reach only its place.
+    X is also given as tall matrices are, as a view with contiguous columns, for which other code is compiled. A NaN in
+    D, which may be any matrix, must reach only its place.
     """
     prove_products(compute, operands)
     X, S = operands
+    prove_gram(compute, with_contiguous_columns(X))
     _prove(compute, S, S, S, (*SCALED, DIAGONAL))
     check_nan_in_addend(partial(compute, X, X.mT), S)
 
@@ -125,6 +127,11 @@ def symmetric(like: Tensor, m: int) -> Tensor:
     X = adversarial(torch.empty(0, dtype=torch.float32, device=like.device), m, min(m, MOST_COLUMNS))
     S = (X @ X.mT).to(like.dtype)
     return S.tril() + S.tril(-1).mT
+
+
+def with_contiguous_columns(X: Tensor) -> Tensor:
+    """Return a copy of X (..., m, k) that lies in memory as a tall matrix's transposed view does."""
+    return X.mT.contiguous().mT
 
 
 def check_nan(compute: Compute, X: Tensor, clean: Tensor) -> None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 import itertools
 import math
 from functools import partial
-from typing import Callable, Iterator, Optional, Sequence
+from typing import Callable, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from ..kernels.small_steps import steps_of
-from ..schedules import with_folded_scale
+from ..schedules import resolve_schedule, with_folded_scale
 from .error_propagation import Carried
-from .proof import WrongResultError
+from .proof import WrongResultError, with_contiguous_columns
 
 Steps = Sequence[tuple[float, float, float]]
 
@@ -76,15 +76,17 @@ def _carried(G: Tensor, windows: Sequence[Steps], scale: float, dtype: torch.dty
     return X
 
 
-def check_polar(
-    C: Tensor, G: Tensor, windows: Sequence[Steps], scale: float, dtype: torch.dtype, luck: float = 1.0
-) -> None:
-    """Raise WrongResultError unless each matrix of C is within `luck` times `largest_error` of the exact result."""
-    for c, g in zip(C.cpu(), G.cpu()):
-        error = torch.linalg.matrix_norm(c.double() - exact(g, SCHEDULE)).item()
-        allowed = luck * largest_error(g, windows, scale, dtype)
+def check_polar(C: Tensor, G: Tensor, windows: Sequence[Steps], scale: float, dtype: torch.dtype) -> None:
+    """Raise WrongResultError unless each matrix of C is within `largest_error` of the result of SCHEDULE."""
+    _check_errors(C, [(exact(g, SCHEDULE), largest_error(g, windows, scale, dtype)) for g in G])
+
+
+def _check_errors(C: Tensor, results: Sequence[tuple[Tensor, float]]) -> None:
+    """Raise WrongResultError unless each matrix of C is as near to its exact result as is allowed."""
+    for c, (result, allowed) in zip(C.cpu(), results):
+        error = torch.linalg.matrix_norm(c.double() - result).item()
         if not error <= allowed:
-            raise WrongResultError(f"{tuple(G.shape)}: error {error:.1e} where {allowed:.1e} is allowed")
+            raise WrongResultError(f"{tuple(C.shape)}: error {error:.1e} where {allowed:.1e} is allowed")
 
 
 def adversarial(m: int, n: int) -> Tensor:
@@ -97,37 +99,41 @@ def adversarial(m: int, n: int) -> Tensor:
     return drawn.bfloat16().float()
 
 
-def prove_small(launch: Callable[..., None], like: Tensor, size: tuple[int, int], side: int) -> None:
+def prove_small(
+    launch: Callable[..., None], like: Tensor, size: tuple[int, int], side: int, lengths: Sequence[int]
+) -> None:
     """Raise WrongResultError unless a launch is right for matrices of `size`, and for a size that no tile divides.
 
-    `launch(G, C, steps, (scale, eps, dtype))` writes C, on the device and in the work dtype of `like`. A matrix must
-    get the same bits alone and in a batch, and a NaN must stay in its matrix.
+    `launch(G, C, steps, (scale, eps, dtype))` writes C, on the device and in the work dtype of `like`. It takes windows
+    of `lengths` steps, and as many steps in windows of one. Matrices lie in rows, and in columns as tall ones do: for
+    each number of steps and each order other code is compiled. A matrix must get the same bits alone and in a batch,
+    and a NaN must stay in its matrix.
     """
-
-    def factors(G: Tensor, windows: Sequence[Steps]) -> Tensor:
-        C = torch.full_like(G, math.nan, dtype=like.dtype)
-        launch(G, C, steps_of(windows), (SCALE, 0.0, like.dtype))
-        return C
-
-    ragged = side - 3, 4 * side - 1
-    for (m, n), windows in itertools.product(dict.fromkeys((ragged, size)), _proven_windows(like.dtype)):
-        G = adversarial(m, n).to(like.device)
-        C = factors(G, windows)
-        check_polar(C[:2], G[:2], windows, SCALE, like.dtype)
-        check_polar(C[2:], G[2:], windows, SCALE, like.dtype, ONE_WAY)
-        if any(not torch.equal(factors(G[i : i + 1], windows), C[i : i + 1]) for i in range(len(G))):
-            raise WrongResultError(f"{m} x {n}: other bits alone than in a batch")
-        G[0, 0, 0] = math.nan
-        spoiled = factors(G, windows)
-        if not spoiled[0].isnan().all() or not torch.equal(spoiled[1:], C[1:]):
-            raise WrongResultError(f"{m} x {n}: a NaN changed another matrix, or did not spread over its own")
+    sizes, schedule = dict.fromkeys([(side - 3, 4 * side - 1), size]), resolve_schedule("polar_express", sum(lengths))
+    for (m, n), each in itertools.product(sizes, dict.fromkeys([(1,) * len(schedule), tuple(lengths)])):
+        G, windows = adversarial(m, n), in_windows(schedule, each, SCALE)
+        allowed = (luck * largest_error(g, windows, SCALE, like.dtype) for g, luck in zip(G, (1.0, 1.0, ONE_WAY)))
+        results = [(exact(g, schedule), error) for g, error in zip(G, allowed)]
+        for order in (torch.clone, with_contiguous_columns):
+            _prove_batch(partial(_factors, launch, steps_of(windows), like.dtype), order(G).to(like.device), results)
 
 
-def _proven_windows(dtype: torch.dtype) -> Iterator[list[Steps]]:
-    """Yield the standard iteration and, in float16, for which Muon uses it on GPUs, a Gram iteration."""
-    yield in_windows(SCHEDULE, (1, 1, 1), SCALE)
-    if dtype == torch.float16:
-        yield in_windows(SCHEDULE, (1, 2), SCALE)
+def _factors(launch: Callable[..., None], steps: Sequence[float], dtype: torch.dtype, G: Tensor) -> Tensor:
+    C = torch.full_like(G, math.nan, dtype=dtype)
+    launch(G, C, steps, (SCALE, 0.0, dtype))
+    return C
+
+
+def _prove_batch(factors: Callable[[Tensor], Tensor], G: Tensor, results: Sequence[tuple[Tensor, float]]) -> None:
+    """Raise WrongResultError unless the factors of G are those of its `results`, in a batch and alone. Changes G."""
+    C, size = factors(G), f"{G.size(1)} x {G.size(2)}"
+    _check_errors(C, results)
+    if any(not torch.equal(factors(G[i : i + 1]), C[i : i + 1]) for i in range(len(G))):
+        raise WrongResultError(f"{size}: other bits alone than in a batch")
+    G[0, 0, 0] = math.nan
+    spoiled = factors(G)
+    if not spoiled[0].isnan().all() or not torch.equal(spoiled[1:], C[1:]):
+        raise WrongResultError(f"{size}: a NaN changed another matrix, or did not spread over its own")
 
 
 def _of_four_bits(x: Tensor) -> Tensor:
