@@ -24,13 +24,11 @@ from functools import partial
 from itertools import chain, product
 
 import torch
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from torch import Tensor
 
-from benchmarks.result_file import ResultFile, facts, has_error, has_results
+from benchmarks.result_file import ResultFile, facts, has_error
 from benchmarks.sweep_options import load, measure_cases, path_of, plain_parser
+from benchmarks.terminal import print_results
 from benchmarks.timing import Deadline, take_turns
 
 BETA, LR, WEIGHT_DECAY = 0.95, 0.02, 0.1
@@ -169,22 +167,6 @@ def key_of(operation: str, case: str, dtypes: str) -> str:
     return f"{operation}: {case}, {dtypes}"
 
 
-def report(rows: list[dict]) -> Table:
-    table = Table("operation", "matrices", "parameters / packed", title="Bookkeeping of a step")
-    for heading in "MB", "ms", "foreach ms", "GB/s", "of copy", "foreach / ours":
-        table.add_column(heading, justify="right")
-    for row in rows:
-        if not has_results(row):
-            table.add_row(row["case"], escape(row["status"]))
-            continue
-        ours = f"{1e3 * row['seconds']:.3f} ±{row['spread']:.0%}"
-        foreach = f"{1e3 * row['foreach_seconds']:.3f} ±{row['foreach_spread']:.0%}"
-        rates = f"{row['bytes'] / row['seconds'] / 1e9:.1f}", f"{row['share_of_copy']:.0%}", f"{row['speed_up']:.2f}"
-        named = row["operation"], row["matrices"], row["dtypes"]
-        table.add_row(*named, f"{row['bytes'] / 1e6:.1f}", ours, foreach, *rates)
-    return table
-
-
 def main() -> int:
     arguments = plain_parser("Time momentum_pack_ and descend_ against foreach.").parse_args()
     kernel, device = load(arguments)
@@ -201,7 +183,7 @@ def main() -> int:
     works = {tuple(of): partial(measured, *pair) for pair, of in keys.items()}
     measure_cases(results, works, Deadline(arguments.minutes))
     rows = list(results.rows.values())
-    Console(width=None if Console().is_terminal else 140).print(report(rows))
+    print_results(rows)
     return int(any(map(has_error, rows)))
 
 

@@ -15,15 +15,14 @@ import re
 import resource
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.built_kernel import load_variant
 from benchmarks.result_file import ResultFile, default_path, facts
+from benchmarks.terminal import print_results
 from tools.build.commands import run
 from tools.build.recipe import read_build
 from tools.build.variants import BACKENDS, build_variants, unavailable_backends
@@ -63,18 +62,6 @@ def measure(backend: str, folder: Path) -> tuple[Path, dict]:
     }
 
 
-def report(rows: Sequence[Mapping]) -> Table:
-    table = Table("variant for", title="Builds")
-    for heading in "compilers, s", "library, KiB", "variant, KiB":
-        table.add_column(heading, justify="right")
-    table.add_column("machine code for GPUs, KiB")
-    for row in rows:
-        sizes = ", ".join(f"{gpu} {kib}" for gpu, kib in row["gpu_code_kib"].items())
-        cells = (f"{row['compiler_seconds']:.0f}", str(row["library_kib"]), str(row["variant_kib"]))
-        table.add_row(row["case"], *cells, sizes)
-    return table
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     missing = unavailable_backends(read_build(ROOT), None)
     parser = argparse.ArgumentParser(description="Build variants: how long that takes, and their sizes.")
@@ -88,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results = ResultFile(options.output or default_path("build", cpu), facts(kernel, cpu, {}), list(measured))
         for backend, (_, row) in measured.items():
             results.put(backend, row)
-    Console(width=None if Console().is_terminal else 100).print(report(list(results.rows.values())))
+    print_results(list(results.rows.values()))
 
 
 if __name__ == "__main__":

@@ -18,18 +18,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.built_kernel import load_built
 from benchmarks.fake_gpu import GPU, WAYS, counted_step, fake_gpu, fake_optimizer
 from benchmarks.predicted_step import PREDICTED, goal_seconds, predicted_seconds
 from benchmarks.result_file import ResultFile, default_path, facts
 from benchmarks.shapes import MODELS, Parameter, matrix_counts
+from benchmarks.terminal import print_results
 from benchmarks.work import least_flop
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,19 +64,6 @@ def least_flop_of(kernel, parameters: Sequence[Parameter]) -> int:
     return sum(count * least[shape] for shape, count in matrix_counts(parameters).items())
 
 
-def report(rows: Sequence[Mapping]) -> Table:
-    table = Table("model", "products", title="One step on a fake GPU: launches and predicted time")
-    for heading in "kernels", "bytes an element", "of passes", "waits for the device", "predicted ms", "goal, ms":
-        table.add_column(heading, justify="right")
-    for row in rows:
-        predicted = row["predicted_milliseconds"]
-        moved = (f"{row[kind]:.0f}" for kind in ("bytes_an_element", "pass_bytes_an_element"))
-        counts = str(row["kernels"]), *moved, str(row["syncs"])
-        times = "" if predicted is None else f"{predicted:.1f}", f"{row['goal_milliseconds']:.1f}"
-        table.add_row(row["model"], row["way"], *counts, *times)
-    return table
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Count what a step launches on a GPU, without one.")
     parser.add_argument("--models", nargs="*", default=USUAL, choices=MODELS)
@@ -92,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, case in cases.items():
         results.put(name, measure(kernel, *case))
     rows = list(results.rows.values())
-    Console(width=None if Console().is_terminal else 100).print(report(rows))
+    print_results(rows)
     return int(any(row["syncs"] for row in rows))
 
 

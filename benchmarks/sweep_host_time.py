@@ -22,13 +22,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.built_kernel import load_variant
 from benchmarks.host_cases import CASES, CHUNK_BYTES, TINY_CASES, Case
 from benchmarks.host_worker import Worker
-from benchmarks.result_file import UNMEASURED, ResultFile, default_path, facts
+from benchmarks.result_file import ResultFile, default_path, facts
+from benchmarks.terminal import print_results
 from benchmarks.timing import LEAST_ROUNDS, Deadline, quartiles, ratios
 from benchmarks.variants import chosen_variants
 
@@ -54,6 +53,7 @@ def measure(case: Case, variants: Mapping[str, Path], rounds: int, deadline: Dea
             "rounds": len(times),
             "host_milliseconds": [1e3 * t for t in quartiles(times)],
             "host_milliseconds_per_100_matrices": 1e5 * quartiles(times).middle / case.matrices,
+            "target_milliseconds_per_100_matrices": TARGET,
             "over_first": list(ratios(times, first)),
         }
         for label, times in seconds.items()
@@ -105,25 +105,6 @@ def chosen_cases(text: str | None, cases: Sequence[Case]) -> list[Case]:
     return chosen
 
 
-def report(rows: Sequence[Mapping]) -> Table:
-    table = Table("case", title=f"Host time of a step: target {TARGET:.2f} ms per 100 matrices")
-    for heading in "ms (quartiles)", "per 100", "over the first":
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(row["case"], *([UNMEASURED] if row["status"] == UNMEASURED else cells(row)))
-    return table
-
-
-def cells(row: Mapping) -> list[str]:
-    low, middle, high = row["host_milliseconds"]
-    least, ratio, most = row["over_first"]
-    return [
-        f"{middle:.2f} ({low:.2f}-{high:.2f})",
-        f"{row['host_milliseconds_per_100_matrices']:.2f}",
-        f"{ratio:.2f} ({least:.2f}-{most:.2f})",
-    ]
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Time what a step costs the host.")
     parser.add_argument("--variant", type=Path, action="append", help="a build, or the folder that holds it; build/")
@@ -134,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     cases = chosen_cases(options.cases, TINY_CASES if options.tiny else CASES)
     rows = run_cases(cases, chosen_variants(options.variant), options)
-    Console(width=None if Console().is_terminal else 140).print(report(rows))
+    print_results(rows)
 
 
 if __name__ == "__main__":

@@ -12,21 +12,19 @@ TARGET microseconds.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
 import torch
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from torch import Tensor
 
 from benchmarks.built_kernel import load_built
 from benchmarks.result_file import ResultFile, default_path, facts
 from benchmarks.stubbed_driver import stubbed_gpu
+from benchmarks.terminal import print_results
 from benchmarks.timing import processor_seconds, quartiles
 from tools.lint.compiled import kernel_module
 
@@ -77,16 +75,7 @@ def measure(package: Path, rounds: int, calls: int) -> dict[str, dict]:
     if launched != rounds * len(rows) * calls:
         raise RuntimeError(f"{rounds * len(rows) * calls} calls must launch as often, got {launched} launches")
     times = {name: quartiles([1e6 * of_round[name] / calls for of_round in seconds]) for name in rows}
-    return {name: {"microseconds": list(microseconds)} for name, microseconds in times.items()}
-
-
-def report(rows: Sequence[Mapping]) -> Table:
-    table = Table("product", title=f"Host time of a launch: target {TARGET:.0f} µs")
-    table.add_column("µs (quartiles)", justify="right")
-    for row in rows:
-        low, middle, high = row["microseconds"]
-        table.add_row(escape(row["case"]), f"{middle:.1f} ({low:.1f}-{high:.1f})")
-    return table
+    return {name: {"microseconds": list(found), "target_microseconds": TARGET} for name, found in times.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -105,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = ResultFile(path, facts(kernel, torch.device("cpu"), settings), names)
     for name, row in measure(Path(kernel.__file__).parent, rounds, calls).items():
         results.put(name, row)
-    Console(width=None if Console().is_terminal else 100).print(report(list(results.rows.values())))
+    print_results(list(results.rows.values()))
 
 
 if __name__ == "__main__":

@@ -28,11 +28,10 @@ from typing import NamedTuple
 
 import torch
 from huggingface_hub import HfApi
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.built_kernel import find_variant, load_variant, read_metadata
 from benchmarks.result_file import ResultFile, default_path, facts
+from benchmarks.terminal import print_results
 from benchmarks.timing import quartiles
 from tools.build.commands import run
 from tools.hub.client_environment import client_environment
@@ -59,19 +58,21 @@ LOCAL = "kernels.get_local_kernel(Path(sys.argv[1]), backend={backend!r})"
 
 
 class Load(NamedTuple):
-    """What is imported before, the line that is timed, and whether bytecode of the package is at hand."""
+    """What is imported before, the line that is timed and its target in seconds, and whether there is bytecode."""
 
     before: str
     line: str
+    target: float | None = None
     bytecode: bool = True
 
 
 def loads(version: int, backend: str) -> dict[str, Load]:
     """Return the loads by the names of their rows."""
     local = LOCAL.format(backend=backend)
+    from_hub = GET_KERNEL.format(repo_id=REPO_ID, version=version, backend=backend)
     return {
-        "cached get_kernel": Load(PRELOADED, GET_KERNEL.format(repo_id=REPO_ID, version=version, backend=backend)),
-        "package": Load(PRELOADED, local),
+        "cached get_kernel": Load(PRELOADED, from_hub, CACHED_TARGET),
+        "package": Load(PRELOADED, local, IMPORT_TARGET),
         "package, without bytecode": Load(PRELOADED, local, bytecode=False),
         "package, after torch alone": Load(TORCH_ALONE, local),
     }
@@ -111,17 +112,8 @@ def measure(variant: Path, version: int, backend: str, rounds: int, warm: bool) 
         for load in rows.values() if warm else ():
             seconds_of(load, folder, environment)
         seconds = [{name: seconds_of(load, folder, environment) for name, load in rows.items()} for _ in range(rounds)]
-    return {name: {"load_seconds": list(quartiles([of_round[name] for of_round in seconds]))} for name in rows}
-
-
-def report(rows: Sequence[Mapping]) -> Table:
-    title = f"Time to load: targets {CACHED_TARGET} s for get_kernel, {IMPORT_TARGET} s for the package"
-    table = Table("what is loaded", title=title)
-    table.add_column("s (quartiles)", justify="right")
-    for row in rows:
-        low, middle, high = row["load_seconds"]
-        table.add_row(row["case"], f"{middle:.2f} ({low:.2f}-{high:.2f})")
-    return table
+    times = {name: list(quartiles([of_round[name] for of_round in seconds])) for name in rows}
+    return {name: {"load_seconds": times[name], "target_seconds": rows[name].target} for name in rows}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -139,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = ResultFile(path, facts(kernel, torch.device("cpu"), {"rounds": rounds}), list(loads(version, backend)))
     for name, row in measure(variant, version, backend, rounds, warm=not options.tiny).items():
         results.put(name, row)
-    Console(width=None if Console().is_terminal else 100).print(report(list(results.rows.values())))
+    print_results(list(results.rows.values()))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ processor time on one thread.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,6 @@ from types import ModuleType
 from unittest import mock
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.library import Library
 
@@ -33,6 +31,7 @@ from benchmarks.shapes import MODELS, TINY_MODEL, Parameter
 from benchmarks.step_costs import replaced
 from benchmarks.stubbed_driver import stubbed_gpu
 from benchmarks.sweep_launch import GPU
+from benchmarks.terminal import print_results
 from benchmarks.timing import processor_seconds, quartiles
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -137,18 +136,6 @@ def measure(kernel: ModuleType, parameters: Sequence[Parameter], rounds: int) ->
     return {way: {**sizes, "milliseconds": [1e3 * t for t in quartiles(times)]} for way, times in seconds.items()}
 
 
-def report(rows: Sequence[Mapping]) -> Table:
-    table = Table("step", title="Host time of a step, launches included")
-    for heading in "matrices", "batches", "ms (quartiles)", "target":
-        table.add_column(heading, justify="right")
-    for row in rows:
-        low, middle, high = row["milliseconds"]
-        target = TARGETS.get(row["case"].removesuffix(", replayed"))
-        cells = f"{middle:.2f} ({low:.2f}-{high:.2f})", "" if target is None else f"{target:g}"
-        table.add_row(row["case"], str(row["matrices"]), str(row["batches"]), *cells)
-    return table
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Time what a step of a model costs the host, launches included.")
     parser.add_argument("--models", nargs="*", default=[*TARGETS, "llama-8b"], choices=MODELS)
@@ -166,8 +153,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = ResultFile(path, facts(kernel, device, {"rounds": rounds, "gpu": GPU}), names)
     for model, parameters in models.items():
         for way, row in measure(kernel, parameters, rounds).items():
-            results.put(f"{model}, {way}", row)
-    Console(width=None if Console().is_terminal else 100).print(report(list(results.rows.values())))
+            target = TARGETS.get(model) if way == "replayed" else None
+            results.put(f"{model}, {way}", {**row, "target_milliseconds": target})
+    print_results(list(results.rows.values()))
 
 
 if __name__ == "__main__":

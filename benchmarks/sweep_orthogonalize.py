@@ -30,14 +30,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import chain
 from types import ModuleType
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from torch import Tensor
 
 from benchmarks import peers
@@ -52,16 +48,16 @@ from benchmarks.orthogonalizers import (
     OWN,
     PEERS,
     STEPS,
-    TORCH_PRODUCTS,
     Contestant,
     Task,
     find_contestant,
 )
 from benchmarks.predicted_factors import predicted_factors
 from benchmarks.predicted_step import modelled_gpu
-from benchmarks.result_file import UNMEASURED, has_error, has_results
+from benchmarks.result_file import UNMEASURED, has_error
 from benchmarks.shapes import MODELS
 from benchmarks.sweep_options import chosen_contestants, make_parser, prepare, run_cases, sizes
+from benchmarks.terminal import print_results
 from benchmarks.timing import Deadline, quartiles, ratios, run_rounds
 from benchmarks.work import dense_flop, factor_bytes, ideal_seconds, least_flop
 
@@ -181,36 +177,6 @@ def _compare(found: dict[str, Contestant], G: Tensor, exactly: bool) -> dict[str
     return outcomes
 
 
-def report(rows: list[dict]) -> Table:
-    table = Table("matrices", "method", title="Orthogonalization: ms, and others' time over ours (quartiles), error")
-    others = [heading for name in NAMES[1:] for heading in (name, *["predicted"] * (name == TORCH_PRODUCTS))]
-    for heading in "ms", "predicted", "ideal ms", "of ideal", "error", *others:
-        table.add_column(heading, justify="right")
-    for row in rows:
-        if not has_results(row):
-            table.add_row(row["case"], escape(row["status"]))
-            continue
-        ours, torchs = (row[key] for key in PREDICTED)
-        times = f"{row['milliseconds']:.3f}", "" if ours is None else f"{ours:.3f}", f"{row['ideal_milliseconds']:.3f}"
-        contestants = row["contestants"]
-        cells = {name: [_cell(contestants[name])] for name in NAMES[1:]}
-        cells[TORCH_PRODUCTS].append("" if None in (ours, torchs) else f"{torchs / ours:.2f}")
-        rest = f"{row['share_of_ideal']:.0%}", _shown_error(contestants[OURS]), *chain(*cells.values())
-        table.add_row(row["case"], row["method"], *times, *rest)
-    return table
-
-
-def _cell(outcome: dict | str) -> str:
-    if isinstance(outcome, str):
-        return escape(outcome)
-    low, middle, high = outcome["ratio"]
-    return f"{middle:.2f} ({low:.2f}-{high:.2f}), {_shown_error(outcome)}"
-
-
-def _shown_error(outcome: dict) -> str:
-    return outcome["error"] if isinstance(outcome["error"], str) else f"{outcome['error']:.1e}"
-
-
 def main() -> int:
     parser = make_parser("Time the orthogonalization against every peer that is installed.", PEERS)
     parser.add_argument("--shapes", help=f"of {', '.join(MODELS)}, squares, and shapes like 64x1280x512")
@@ -233,7 +199,7 @@ def main() -> int:
     if arguments.beside_busy:
         works |= {f"{case.key} beside busy cores": partial(measure_beside_busy, case, bench) for case in cases}
     rows = run_cases("orthogonalize", bench, arguments, {"schedule": SCHEDULE, "input_dtype": "float32"}, works)
-    Console(width=None if Console().is_terminal else 230).print(report(rows))
+    print_results(rows, "orthogonalize")
     return int(any(map(has_error, rows)))
 
 

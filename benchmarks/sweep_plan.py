@@ -20,14 +20,13 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.table import Table
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.built_kernel import load_built
 from benchmarks.result_file import ResultFile, default_path, facts
+from benchmarks.terminal import print_results
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET_SECONDS, TARGET_MEGABYTES = 2.0, 200.0
@@ -90,15 +89,6 @@ def row_of(build: Path, case: Case, rounds: int) -> dict:
     return {**case._asdict(), "seconds": statistics.median(seconds), "megabytes": max(megabytes), **targets}
 
 
-def report(rows: list[dict]) -> Table:
-    table = Table("case", title=f"The plan: at most {TARGET_SECONDS:g} s and {TARGET_MEGABYTES:g} MB are wanted")
-    for heading in "s", "MB":
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(row["case"], f"{row['seconds']:.2f}", f"{row['megabytes']:.0f}")
-    return table
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time and weigh the plan of a large model on many ranks.")
     parser.add_argument("--build", type=Path, default=ROOT / "build", help="what tools.build.variants has made")
@@ -114,7 +104,7 @@ def main() -> None:
     for case in cases:
         if not results.is_measured(str(case)):
             results.put(str(case), row_of(arguments.build, case, rounds))
-    Console(width=None if Console().is_terminal else 140).print(report(list(results.rows.values())))
+    print_results(list(results.rows.values()))
 
 
 if __name__ == "__main__":

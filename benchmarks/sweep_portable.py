@@ -20,12 +20,9 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from benchmarks.built_kernel import load_variant
-from benchmarks.result_file import ResultFile, facts, has_error, has_results
+from benchmarks.result_file import ResultFile, facts, has_error
 from benchmarks.sweep_bookkeeping import (
     ALL_CASES,
     CASES,
@@ -41,6 +38,7 @@ from benchmarks.sweep_bookkeeping import (
     pack_with,
 )
 from benchmarks.sweep_options import load, measure_cases, path_of, plain_parser
+from benchmarks.terminal import print_results
 from benchmarks.timing import Deadline, take_turns
 from tests.support.portable_variant import write_portable_variant
 
@@ -62,20 +60,6 @@ def measure(
         yield key_of(operation, case, dtypes), {**named, **timed, "ratio": portable / seconds}
 
 
-def report(rows: list[dict]) -> Table:
-    table = Table("case", title="Compiled and portable operations")
-    for heading in "compiled ms", "portable ms", "portable / compiled":
-        table.add_column(heading, justify="right")
-    for row in rows:
-        if not has_results(row):
-            table.add_row(row["case"], escape(row["status"]))
-            continue
-        times = (("seconds", "spread"), ("portable_seconds", "portable_spread"))
-        shown = [f"{1e3 * row[seconds]:.3f} ±{row[spread]:.0%}" for seconds, spread in times]
-        table.add_row(row["case"], *shown, f"{row['ratio']:.2f}")
-    return table
-
-
 def main() -> int:
     arguments = plain_parser("Time the compiled operations against the portable ones.").parse_args()
     kernel, device = load(arguments)
@@ -89,7 +73,7 @@ def main() -> int:
     works = {of: partial(measure, natives, *pair, device, rounds) for pair, of in keys.items()}
     measure_cases(results, works, Deadline(arguments.minutes))
     rows = list(results.rows.values())
-    Console(width=None if Console().is_terminal else 140).print(report(rows))
+    print_results(rows)
     return int(any(map(has_error, rows)))
 
 

@@ -28,8 +28,6 @@ from typing import NamedTuple
 from unittest import mock
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch.optim import Optimizer
 
 from benchmarks.built_kernel import find_variant, load_built, read_metadata
@@ -38,8 +36,8 @@ from benchmarks.result_file import ResultFile, default_path, facts
 from benchmarks.scale_cases import CASES, TINY_CASES, Case, build_optimizer, imagined, untouched
 from benchmarks.sweep_host_time import chosen_cases
 from benchmarks.sweep_plan import ROOT, TARGET_MEGABYTES, peak_megabytes
+from benchmarks.terminal import print_results
 from benchmarks.timing import processor_seconds, quartiles
-from tools.pages.tables import sweep_tables
 
 ROUNDS, TINY_ROUNDS = 5, 1
 STEPS, TINY_STEPS = 15, 3  # of a round
@@ -116,14 +114,6 @@ def row_of(build: Path, case: Case, rounds: int, steps: int) -> dict:
     }
 
 
-def report(rows: Sequence[dict]) -> Table:
-    (found,) = sweep_tables({"results": rows})
-    table = Table(*found.headings, title=found.title)
-    for cells in found.rows:
-        table.add_row(*cells)
-    return table
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Time what published models on many ranks cost the host of one.")
     parser.add_argument("--build", type=Path, default=ROOT / "build", help="what tools.build.variants has made")
@@ -142,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for case in cases:
         if not results.is_measured(str(case)):
             results.put(str(case), row_of(options.build, case, rounds, steps))
-    Console(width=None if Console().is_terminal else 160).print(report(list(results.rows.values())))
+    print_results(list(results.rows.values()))
 
 
 if __name__ == "__main__":

@@ -28,9 +28,6 @@ from types import ModuleType
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from torch import Tensor
 
 from benchmarks import peers
@@ -38,9 +35,9 @@ from benchmarks.busy import busy_cores
 from benchmarks.exact_polynomial import exact_factor
 from benchmarks.lost_gpu import blaming
 from benchmarks.orthogonalizers import STEPS
-from benchmarks.result_file import UNMEASURED, has_error, has_results
+from benchmarks.result_file import UNMEASURED, has_error
 from benchmarks.shapes import MODELS, TINY_MODEL, Parameter, matrix_counts
-from benchmarks.step_costs import PIECES, breakdown, host_milliseconds, launched_kernels, peak_bytes
+from benchmarks.step_costs import breakdown, host_milliseconds, launched_kernels, peak_bytes
 from benchmarks.step_rivals import (
     LR,
     NAMES,
@@ -56,6 +53,7 @@ from benchmarks.step_rivals import (
     step_of,
 )
 from benchmarks.sweep_options import chosen, chosen_contestants, make_parser, prepare, run_cases, sizes
+from benchmarks.terminal import print_results
 from benchmarks.timing import Deadline, quartiles, ratios, run_rounds
 from benchmarks.work import dense_flop, ideal_seconds, least_flop, pass_bytes
 
@@ -195,44 +193,6 @@ def _first_step(name: str, weights: Weights, bench: Bench) -> Callable[[], None]
     return step
 
 
-def report(rows: list[dict]) -> Table:
-    table = Table("model", "contestant", title="A step: ms, and others' time over ours (quartiles)")
-    for heading in "ms", "over ours", "over ours, warmed up", "error", "peak MB of a step", "kernels":
-        table.add_column(heading, justify="right")
-    for row in rows:
-        if not has_results(row):
-            table.add_row(row["case"], escape(row["status"]))
-            continue
-        for name, outcome in row["contestants"].items():
-            table.add_row(row["case"], name, *_cells(outcome))
-        table.add_section()
-    return table
-
-
-def _cells(outcome: dict | str) -> list[str]:
-    if isinstance(outcome, str):
-        return [escape(outcome)]
-    over = [_ratio_cell(outcome[key]) for key in ("ratio", "ratio_to_warmed_up")]
-    error = outcome["error"] if isinstance(outcome["error"], str) else f"{outcome['error']:.1e}"
-    rest = error, f"{outcome['peak_bytes'] / 1e6:.1f}", str(outcome["kernels"])
-    return [f"{outcome['milliseconds'][1]:.2f}", *over, *rest]
-
-
-def _ratio_cell(ratio: Sequence[float] | None) -> str:
-    return "-" if ratio is None else "{1:.2f} ({0:.2f}-{2:.2f})".format(*ratio)
-
-
-def report_pieces(rows: list[dict]) -> Table:
-    table = Table("model", title="Where our step's milliseconds go")
-    for heading in "ms", "ideal ms", *PIECES, "rest", "host, per 100 matrices":
-        table.add_column(heading, justify="right")
-    for row in filter(has_results, rows):
-        pieces = row["breakdown"]
-        shown = [pieces["whole"], row["ideal_milliseconds"], *(pieces.get(piece, 0.0) for piece in (*PIECES, "rest"))]
-        table.add_row(row["case"], *(f"{t:.2f}" for t in (*shown, row["host_milliseconds_per_100_matrices"])))
-    return table
-
-
 def main() -> int:
     parser = make_parser("Time whole steps against every other Muon that is installed.", PEERS)
     parser.add_argument("--models", help=f"of {', '.join(MODELS)}")
@@ -249,9 +209,7 @@ def main() -> int:
     if arguments.beside_busy:
         works |= {f"{name} beside busy cores": partial(measure_beside_busy, m, bench) for name, m in models.items()}
     rows = run_cases("step", bench, arguments, {"settings": SETTINGS}, works)
-    console = Console(width=None if Console().is_terminal else 160)
-    console.print(report(rows))
-    console.print(report_pieces(rows))
+    print_results(rows, "step")
     return int(any(map(has_error, rows)))
 
 

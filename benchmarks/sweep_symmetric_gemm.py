@@ -26,14 +26,12 @@ from itertools import product
 from types import ModuleType
 
 import torch
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from torch import Tensor
 
 from benchmarks.predicted_step import in_config, modelled_gpu
-from benchmarks.result_file import ResultFile, facts, has_error, has_results
+from benchmarks.result_file import ResultFile, facts, has_error
 from benchmarks.sweep_options import load, measure_cases, path_of, plain_parser
+from benchmarks.terminal import print_results
 from benchmarks.timing import Deadline, replayed, rotated, take_turns
 from tests.support.symmetric_products import WrongResultError, check_product
 
@@ -127,29 +125,6 @@ def key_of(dtype: str, shape: tuple[int, int, int]) -> str:
     return f"{dtype} {'x'.join(map(str, shape))}"
 
 
-def report(rows: list[dict]) -> Table:
-    table = Table("dtype", "batch x m x k", title="X Xᵀ by the symmetric kernel")
-    for heading in "us", "predicted", "torch us", "predicted", "TFLOP/s, dense", "torch / ours", "problems":
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(*_cells(row))
-    return table
-
-
-def _cells(row: dict) -> list[str]:
-    if not has_results(row):
-        return [row["case"], escape(row["status"])]
-    named = [row["dtype"], " x ".join(map(str, row["shape"]))]
-    if row["problems"]:
-        return [*named, *[""] * 6, "; ".join(row["problems"])]
-    times = []
-    for of in "", "torch_":
-        times.append(f"{1e6 * row[f'{of}seconds']:.1f} ±{row[f'{of}spread']:.0%}")
-        expected = row[f"predicted_{of}seconds"]
-        times.append("" if expected is None else f"{1e6 * expected:.1f}")
-    return [*named, *times, f"{row['tera_flops']:.1f}", f"{row['gain']:.2f}", ""]
-
-
 def main() -> int:
     arguments = plain_parser("Prove and time the symmetric kernel.").parse_args()
     kernel, device = load(arguments)
@@ -166,7 +141,7 @@ def main() -> int:
 
     measure_cases(results, {(key,): partial(measured, key) for key in cases}, Deadline(arguments.minutes))
     rows = list(results.rows.values())
-    Console(width=None if Console().is_terminal else 140).print(report(rows))
+    print_results(rows)
     return int(any(has_error(row) or row.get("problems") for row in rows))
 
 

@@ -23,9 +23,6 @@ from types import ModuleType
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -41,6 +38,7 @@ from benchmarks.sweep_options import (
     path_of,
     prepare,
 )
+from benchmarks.terminal import print_results
 from benchmarks.timing import Deadline, quartiles, run_rounds
 
 TRAINED = ("torch.optim.Muon", ADAMW)
@@ -189,21 +187,6 @@ def key_of(model: str, name: str) -> str:
     return f"{model}, {name}"
 
 
-def report(rows: list[dict]) -> Table:
-    table = Table("model", "optimizer", title="A training step (quartiles)")
-    for heading in "forward + backward, ms", "optimizer, ms", "optimizer's share":
-        table.add_column(heading, justify="right")
-    for row in rows:
-        if "share" not in row:
-            table.add_row(row["case"], "", escape(row["status"]))
-            continue
-        cells = [
-            "{1:.2f} ({0:.2f}-{2:.2f})".format(*row[f"{part}_milliseconds"]) for part in ("forward_backward", "step")
-        ]
-        table.add_row(row["model"], row["contestant"], *cells, "{1:.1%} ({0:.1%}-{2:.1%})".format(*row["share"]))
-    return table
-
-
 def main() -> int:
     parser = make_parser("Time the optimizer's share of a training step.", PEERS)
     parser.add_argument("--models", help=f"of {', '.join(MODELS)}")
@@ -225,7 +208,7 @@ def main() -> int:
     }
     measure_cases(results, works, deadline, contestants)
     rows = list(results.rows.values())
-    Console(width=None if Console().is_terminal else 140).print(report(rows))
+    print_results(rows)
     return int(any(map(has_error, rows)))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tools.pages.tables import Table, micro, sweep_tables, words
+from tools.pages.columns import micro, words
+from tools.pages.tables import Table, sweep_tables
 
 # `cut`: time ended before the item did.
 VERDICTS = ("ok", "failed", "skipped", "cut")

@@ -45,6 +45,9 @@ matrices of 2304 rows and 768 columns.
 | torch products predicted, ms | the time that the model predicts for the iteration with torch's products |
 | peak MB | the peak of the memory that torch's allocator gives out during one step, above its value before the step |
 | kernels | launches of kernels, on GPUs only; copies and fills count on fake GPUs, not on real ones |
+| momentum_pack, descend | the passes before and after the iteration; *normalise* divides by the norm |
+| gram, square, affine | products: X Xᵀ, of two square matrices, and Q X; *newton_schulz* is all of them in one call |
+| rest | of our step: the host's work, mostly |
 | of passes | bytes per element that passes over memory move; those of products are not included |
 | ms predicted, of goal | the time of a step by the [model](predictions.md), and the goal for it |
 | over the first | time divided by that of the first build, in the same round |

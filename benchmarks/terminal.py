@@ -1,0 +1,47 @@
+"""What a sweep has measured, in the terminal: the tables that docs/performance.md has, then what has no results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import rich.table
+from rich.console import Console
+from rich.markup import escape
+
+from benchmarks.result_file import has_results
+from tools.pages.tables import Table, sweep_tables
+
+# Columns of text where the output is no terminal.
+WIDTH = 160
+
+
+def print_results(rows: Sequence[dict], name: str = "Results") -> None:
+    """Print the tables of rows as their sweep writes them, and a line for each row without results.
+
+    `name` is the sweep's, for the title of a contest.
+    """
+    console = open_console()
+    for table in sweep_tables({"results": [row for row in rows if has_results(row)]}, name):
+        console.print(drawn(table))
+    for row in rows:
+        if not has_results(row):
+            console.print(f"{row['case']}: {row['status']}", markup=False)
+
+
+def open_console() -> Console:
+    """Return a console with room for a table where there is no terminal to ask for its width."""
+    return Console(width=None if Console().is_terminal else WIDTH)
+
+
+def drawn(table: Table) -> rich.table.Table:
+    """Return a table as rich draws it, numbers to the right."""
+    result = rich.table.Table(title=escape(table.title))
+    for heading, cells in zip(table.headings, zip(*table.rows)):
+        result.add_column(escape(heading), justify="right" if all(map(is_number, filter(None, cells))) else "left")
+    for cells in table.rows:
+        result.add_row(*map(escape, cells))
+    return result
+
+
+def is_number(cell: str) -> bool:
+    return cell[0].isdigit() and " x " not in cell
