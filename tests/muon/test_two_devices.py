@@ -22,7 +22,9 @@ def test_scaled_gradients_on_two_devices(portable_kernel, kind, fallback):
                 **drawn(second, torch.float32, 0),
                 "first": drawn(narrow.device, torch.float32, 2)["norm.bias"],
             }
-            optimizer = portable_kernel.Muon(parameters.items(), fallback=fallback, capturable=True)
+            # Some CPUs would iterate in bfloat16.
+            settings = dict(fallback=fallback, capturable=True, ns_dtype=torch.float32)
+            optimizer = portable_kernel.Muon(parameters.items(), **settings)
             for p in parameters.values():
                 p.grad = torch.ones_like(p) * 8.0
             optimizer.grad_scale = torch.full((), 8.0, device=narrow.device)
