@@ -86,31 +86,33 @@ class Muon(Optimizer):
         momentum: decay rate (beta) of the running average of gradients.
         nesterov: use Nesterov momentum.
         ns_coefficients: coefficients of the Newton-Schulz iteration: `polar_express`, `polar_express_safer`, `quintic`,
-            `original` (Keller Jordan's), `deepseek_v4` (needs `ns_steps=10`), one `(a, b, c)`, or a sequence of them,
-            whose last one is repeated. `schedules.py` has the sources.
-        eps: a matrix is divided by max(norm, eps) first. With 0 the gradient's scale has no effect on the update, down
-            to norms of 1.2e-38 (2.2e-308 in float64).
+            `original` (Keller Jordan's), `deepseek_v4` (needs `ns_steps=10`), one `(a, b, c)`, or a sequence of them.
+            Of a sequence the first `ns_steps` count; in a shorter one the last is repeated. `schedules.py` has the
+            sources.
+        eps: a matrix is divided by the larger of its Frobenius norm and `eps` first. With 0 the gradient's scale has
+            no effect on the update, down to norms of 1.2e-38 (2.2e-308 in float64).
         ns_steps: number of steps of the iteration.
         adjust_lr_fn: what `lr` is multiplied by for a matrix: `match_rms_adamw` (updates have the size of AdamW's),
             `original` (Keller Jordan's; None means the same), `rms_to_rms` (timm's name; torch's `spectral_unclamped`
             means the same), or a function of the matrix's rows and columns.
         use_addmm: torch's choice between implementations. It changes nothing here.
         foreach, fused: torch's choices between implementations. None and False change nothing. True is accepted
-            only in a group dict that runs that way anyway (`fused` where AdamW alone updates the group, `foreach` where
-            NAdamW does), and raises elsewhere.
+            only in the dict of a group whose updates use that implementation already (`fused` where AdamW alone updates
+            the group, `foreach` where NAdamW does), and raises elsewhere.
         update_rms: root mean square of an update with `match_rms_adamw` at `lr` 1: 0.2, or 0.18 as in DeepSeek-V4.
         ns_dtype: dtype of the iteration, a torch.dtype or its name. None: float64 for float64 matrices, else float16 on
             CUDA devices, bfloat16 on CPUs that multiply it faster than float32, and float32 elsewhere.
         ns_method: how the iteration is computed: `standard`, `gram` (on the small Gram matrix), `gram_float32` (keeps
             that matrix in float32), or `auto`: the fastest that is safe in half precision, and in float32 where that is
             a CPU's default; `standard` in every other float32, and in float64.
-        equalize: divide the lines of a matrix by their norms before the iteration: `rows`, `columns`, `rows_columns`
-            (rows first), `columns_rows`, or `none` (MuonEq, arXiv:2603.28254). `experimental_aurora` scales the lines
-            of the long side so that those of the result have nearly equal norms, at twice the cost (arXiv:2606.27715).
+        equalize: divide each row or column of a matrix by its norm before the iteration: `rows`, `columns`,
+            `rows_columns` (rows first), `columns_rows`, or `none` (MuonEq, arXiv:2603.28254). `experimental_aurora`
+            scales the rows of a tall matrix, or the columns of a wide one, so that those of the result have nearly
+            equal norms, at twice the cost (arXiv:2606.27715).
         renormalize: rescale the iteration's result to the norm of an exact polar factor: `frobenius` (the whole
-            matrix), `rows`, `columns`, `rows_columns`, `columns_rows` (each line), or `none` (Muon+, arXiv:2602.21545).
-        second_moment: divide each line of an update by its running root mean square, then restore the norm of the
-            whole: `rows` (NorMuon, arXiv:2510.05491), `long_side` (rows, or columns if there are more of them), or
+            matrix), `rows`, `columns`, `rows_columns`, `columns_rows`, or `none` (Muon+, arXiv:2602.21545).
+        second_moment: divide each row or column of an update by its running root mean square, then restore the norm of
+            the whole: `rows` (NorMuon, arXiv:2510.05491), `long_side` (rows, or columns if there are more of them), or
             `none`. Applied after `renormalize`. With `renormalize="frobenius"` and `match_rms_adamw` updates have the
             paper's size. A change between `rows` and `long_side` raises an error if a matrix
             has more columns than rows; it says what to delete.
@@ -118,8 +120,9 @@ class Muon(Optimizer):
         experimental_hyperball: keep the norm of each matrix: W becomes R normalized(W - lr R normalized(update)), where
             R is the norm of W. `lr` is then relative to that norm, and no multiplier or decay applies. Needs float32 or
             float64. A parameter of zeros raises; in shards and in stacks, matrices of zeros stay zero.
-        decay_mode: `decoupled`; `independent` of lr, W * (1 - weight_decay); `cautious`, decoupled, but only where the
-            update moves towards zero too; `corrected`, decoupled times lr / `decay_lr` (docs/weight_decay.md).
+        decay_mode: `decoupled`; `independent` of lr, W * (1 - weight_decay); `cautious`, decoupled, but only for
+            elements that the update moves towards zero, too; `corrected`, decoupled times lr / `decay_lr`
+            (docs/weight_decay.md).
         maximize: maximize the objective instead of minimizing it.
         conv_mode: how a convolution (out, in, *kernel) is seen: `flatten`, as one matrix (out, in * positions), or
             `batched`, as one matrix (out, in) for each position of the kernel.
@@ -130,13 +133,15 @@ class Muon(Optimizer):
         is_muon: a function `(name, parameter) -> True, False or None`; None leaves the decision to routing. It is not
             asked about groups that set `use_muon`, as all groups of `groups_for` do.
         fallback: optimizer of the other parameters: `adamw`, or `nadamw` (AdamW with Nesterov momentum).
-        adamw_lr: learning rate of the fallback's parameters in groups that set no `lr`; None means `lr`. Its ratio to
-            `lr` is kept as `lr_factor` while schedulers change `lr`. A tensor, or any value beside an `lr` of 0, has no
-            ratio: it becomes the `lr` of the fallback's group.
+        adamw_lr: learning rate of the fallback's parameters; None means `lr`. The constructor's applies to groups
+            that set no `lr`; a group that does may set its own `adamw_lr`, too. Its ratio to `lr` is kept as
+            `lr_factor` while schedulers change `lr`. A tensor, or any value beside an `lr` of 0, has no ratio: it
+            becomes the `lr` of the fallback's group.
         adamw_betas: betas of the fallback.
         adamw_eps: eps of the fallback.
-        stochastic_rounding: round half-precision matrices up or down at random, without bias. If GradScaler skips a
-            step, ranks that share parameters use up the random numbers of that step, and a single process does not.
+        stochastic_rounding: round half-precision matrices up or down at random, without bias; the fallback's
+            parameters are rounded to nearest. If GradScaler skips a step, ranks that share parameters use up the random
+            numbers of that step, and a single process does not, so the two round later steps differently.
         master_weights: with `split`, bfloat16 parameters are the upper halves of float32 values, whose lower 16 bits
             are state: with the same gradients and `momentum_dtype="float32"` they have the bits of float32 parameters
             (docs/master_weights.md). float32 and float64 parameters are not affected; float16 raises. None: each step
@@ -167,9 +172,12 @@ class Muon(Optimizer):
         role, reason: a label of yours for the group, and the reason that `explain()` shows for its parameters.
         _anything: keys that begin with `_` are yours. Known keys of other libraries are accepted; others raise.
 
-    State: matrices have `momentum_buffer`, `momentum_scale` if it is 8-bit, and `second_moment` if asked for; the other
-    parameters have `step` (not outside of their mesh), `exp_avg`, `exp_avg_sq`; `master_weights` add `remainder`. It is
-    made at construction. Raises ValueError or TypeError for settings that cannot work, before anything is changed.
+    State: matrices have `momentum_buffer` in their shape, in `momentum_dtype`; `momentum_scale` if that is `int8`,
+    float32 with a size of ceil(columns / 64) in the last dimension; and `second_moment` if asked for, float32 with size
+    1 along the dimensions that share a moment. The other parameters have `step`, a float32 number (not outside of their
+    mesh), `exp_avg` and `exp_avg_sq`, in their dtype, or in float32 if they are float16 or have master weights.
+    `master_weights` add `remainder`, in bfloat16. State is made at construction. Raises ValueError or TypeError for
+    settings that cannot work, before anything is changed.
     """
 
     # Attributes that copies and pickles keep besides groups and state.
@@ -284,9 +292,9 @@ class Muon(Optimizer):
         parameters whose shape no longer matches their state, and for changed settings that cannot work. Raises
         RuntimeError for work that a CUDA graph being captured would not repeat; after a step or load that failed
         halfway, until a state is loaded; and if ranks do not take the same step (another `lr` or gradient scale, other
-        optimizers, gradients on only some of the ranks that need them together). ValueError if settings differ that the
-        plan depends on. Nothing that disagreeing ranks share has changed then. With parameters on a GPU the error comes
-        at the next call.
+        optimizers, gradients on only some of the ranks that need them together), on a GPU at the next `step()` or
+        `state_dict()`. Raises ValueError if ranks differ in a setting that the plan depends on. Nothing that
+        disagreeing ranks share has changed then.
         """
         if torch.compiler.is_dynamo_compiling() and is_traceable(vars(self), closure):
             return traced_step(vars(self))
@@ -316,7 +324,7 @@ class Muon(Optimizer):
 
         Pass the scaled logits that enter the softmax, with -inf for heads that only other ranks have. It does not wait
         for the device. Raises ValueError without `qk_clip`, for an unknown layer, and for a wrong number of heads;
-        TypeError for logits that are no dense tensor of floating-point numbers. State dicts do not have the logits:
+        TypeError for logits that are not a dense floating-point tensor. State dicts do not have the logits:
         save after a step. Loading one forgets them.
         """
         if self._clip is None:
@@ -331,7 +339,8 @@ class Muon(Optimizer):
     def metrics(self) -> dict[str, Tensor]:
         """Return metrics of the last step as 0-d tensors; only reading one waits for the device.
 
-        They are `matrices`, `matrices_not_finite`, `muon_update_norm` and `muon_update_rms`; `muon_gradient_norm` and
+        They are `matrices` and `matrices_not_finite`; `muon_update_norm`, the Frobenius norm of lr * multiplier *
+        update over all matrices, and `muon_update_rms`, the same as a root mean square; `muon_gradient_norm` and
         `fallback_gradient_norm`, of the gradients that exist at this call; and with `qk_clip` the numbers
         `heads_clipped` and `heads_not_finite`. If ranks share parameters, metrics cover this rank's work and shards; no
         other rank is asked. If a step redistributes a gradient, they cover what this rank has before that.
@@ -458,7 +467,10 @@ class Muon(Optimizer):
         self._reasons.update(reasons)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return state and groups of the current parameters. A mark replaces each function in a group.
+        """Return state and groups of the current parameters.
+
+        A function in a group, such as an `adjust_lr_fn` of yours, is saved as a placeholder: loading keeps the function
+        that the optimizer has.
 
         Raises RuntimeError if the last step or load failed halfway, or, once, if ranks on GPUs did not take the same
         step.

@@ -147,7 +147,7 @@ def polar_express(lower: float = 1e-3, steps: int = 5, safety: float = 1e-2, cus
     Singular values start in [lower, 1]. Each step takes the quintic with the smallest maximal distance to 1 on
     [max(lower, cushion * upper), upper]. Without the cushion the first steps would only raise the smallest values. All
     steps except the last are slowed: their argument is divided by 1 + `safety`. Raises ValueError outside
-    0 < lower < 1, steps >= 1, safety >= 0, 0 <= cushion < 1, and TypeError for steps that are no integer.
+    0 < lower < 1, steps >= 1, safety >= 0, 0 <= cushion < 1, and TypeError for `steps` that is not an integer.
 
     Source: Amsel et al., The Polar Express, arXiv:2505.16932, algorithm 1 and its section on finite precision.
     """

@@ -86,7 +86,8 @@ def groups_for(
     their first name.
 
     Args:
-        config: an object or a dict with sizes that modules lack; None uses the `config` attributes of modules.
+        config: an object or a dict with sizes that modules lack, by their names in transformers' configs, as in
+            `{"head_dim": 64, "num_key_value_heads": 4}`; None uses the `config` attributes of modules.
         heads: whether attentions are cut by head, or only into queries, keys and values.
         gate_up: whether gate and up are cut apart.
         patterns: settings of groups, `use_muon` and `role` for patterns of names, which override the choice, as in

@@ -70,11 +70,12 @@ def import_state(
     From then on Muon's own momentum applies, and the settings of matrices stay as they are.
 
     `motif`, `moonlight` and dion keep sums of gradients; these become averages, multiplied by 1 - momentum of the saved
-    group. Settings with the same meaning are imported, so no `lr` under hyperball and no `weight_decay` where decay is
-    independent. Constants of the source's code are imported, too. An eps that the source adds to the norm becomes the
-    norm's lower bound. `adamw_eps` of `moonlight` is imported as it is, though it counts 1 / sqrt(1 - beta2^step) times
-    as much there, which tends to 1. The returned sentences name the other settings: those unknown here, those that the
-    state lacks, and those that differ between groups which are one group here.
+    group. Only settings that mean the same here are imported: no `lr` into a group with `experimental_hyperball`, no
+    `weight_decay` into one with independent decay. Constants of the source's code are imported, too. An eps that the
+    source adds to the norm becomes the norm's lower bound. `adamw_eps` of `moonlight` is imported as it is, though it
+    counts 1 / sqrt(1 - beta2^step) times as much there, which tends to 1. The returned sentences name the other
+    settings: those unknown here, those that the state lacks, and those that differ between groups which are one group
+    here.
 
     Raises TypeError for another optimizer, and ValueError for settings that cannot work or, in one list, for all
     parameters that are missing, unknown, of another branch, of another shape or with other state. Then nothing has

@@ -31,10 +31,10 @@ class ExchangeOptions:
     """How ranks share the work on matrices.
 
     process_group: ranks that each hold a copy of every plain parameter, as under DDP, and so share the work.
-    chunk_bytes: how many bytes of directions a rank holds for one chunk of exchanged matrices. None chooses the
-        smallest chunks that still hide most of the exchange behind the work, by the model of `plan/costs.py`, and at
-        most 256 MiB.
-    chunks_in_flight: how many chunks may be on their way while one is worked on. More than two do not help.
+    chunk_bytes: the most bytes of momentum, as the iteration takes it, that a rank holds for one chunk of exchanged
+        matrices; a chunk has at least one matrix for every rank. None chooses the smallest chunks that still hide most
+        of the exchange behind the work, by the model of `plan/costs.py`, and at most 256 MiB.
+    chunks_in_flight: how many chunks are sent ahead while one is worked on. More than two bring no gain.
     ranks_per_matrix: how many neighbouring ranks, such as those of a node, may work on one matrix together if it would
         take one of them longer than the rest of a step. Updates are rounded differently. `explain()` says where.
     sum_gram: if a matrix is cut along its long side and it costs less, sum its Gram matrix over the ranks instead of

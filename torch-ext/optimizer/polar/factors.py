@@ -34,10 +34,12 @@ def orthogonalize(
 ) -> Tensor:
     """Return p(G / max(|G|_F, eps)), the approximate polar factor U Vᵀ of each matrix G = U diag(sigma) Vᵀ.
 
-    G is (..., m, n) in one of `DTYPES`, and is not changed. The result has its shape and dtype. p composes the steps of
-    the schedule (`resolve_schedule`) and changes only the singular values. Those of G / |G|_F that start within the
-    schedule's interval end in its band, smaller ones end below the band, and zero stays zero. Rounding in the work
-    `dtype` is amplified by up to the product of the first coefficients. `dtype` None is `default_work_dtype(G)`.
+    G is (..., m, n) in float16, bfloat16, float32 or float64, and is not changed. The result has its shape and dtype,
+    and autograd differentiates it. p composes the steps of the schedule, a name or coefficients as for `Muon`, and
+    changes only the singular values. Those of G / |G|_F that start within the schedule's interval end in its band,
+    smaller ones end below the band, and zero stays zero. Rounding in the work `dtype` is amplified by up to the product
+    of the first coefficients. `dtype` None is float64 for a G in float64, else float16 on CUDA devices, bfloat16 on
+    CPUs that multiply it faster than float32, and float32 elsewhere.
 
     `method` is `standard`; `gram`, which iterates on the small G Gᵀ; `gram_float32`, which keeps that matrix in
     float32; or `auto`: the fastest that is safe in half precision, and in float32 where that is a CPU's default and no

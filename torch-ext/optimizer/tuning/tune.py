@@ -152,11 +152,12 @@ def tune(
 ) -> None:
     """Prove and time the products for matrices of `shapes` on a device, and store the results in the user's cache.
 
-    Each shape is (rows, cols) or (count, rows, cols); a tall shape means the same as its transpose. `device` None is
-    the current GPU, or the CPU if there is none. `dtype` is that of the products; None is what `Muon` uses by default
-    there. Sizes that this machine has measured are not measured again; where the time was up before all candidates had
-    been tried, the rest is tried now. If you build images: the folder is $XDG_CACHE_HOME/optimizer, by default
-    ~/.cache/optimizer. `Muon.warmup` does the same for its own matrices.
+    Like `Muon.warmup`, it frees cuBLAS's workspaces: call it before you capture CUDA graphs of your own. Each shape is
+    (rows, cols) or (count, rows, cols); a tall shape means the same as its transpose. `device` None is the current GPU,
+    or the CPU if there is none. `dtype` is that of the products; None is what `Muon` uses by default there. Sizes that
+    this machine has measured are not measured again; where the time was up before all candidates had been tried, the
+    rest is tried now. If you build images: the folder is $XDG_CACHE_HOME/optimizer, by default ~/.cache/optimizer.
+    `Muon.warmup` does the same for its own matrices.
 
     `budget` is about how many seconds all of this takes, proofs included. Sizes with most work come first. The size
     that is being measured when the time is up is finished, with the fewest rounds. Those after it keep what they have,
