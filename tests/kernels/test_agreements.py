@@ -84,3 +84,26 @@ def test_failures_add_up_and_those_that_are_known_change_nothing(kernel, measure
     for _ in range(2):
         assert measurements.failed(key, KERNEL, DTYPE).keys() == {"NATIVE", "NATIVE_SYMMETRIC", "NATIVE_GRAM"}
         measurements.forget()
+
+
+def test_a_launch_takes_what_exactly_the_sharing_ranks_have_agreed_on(kernel, measurements):
+    """A rank shares matrices of one size with several sets of ranks, of which one has agreed."""
+    tuned, file = kernel.kernels.tuned, kernel.kernels.measurement_file
+    config = tuned.Config(128, 64, 8, 8, 4)
+    found = {"m": 64, "k": 96, **config._asdict(), "gain": 1.5}
+    need = file.Need("symmetric_gemm", "float16", 64, 96)
+    measurements.agree(kernel.kernels.machine.gpu_key("a GPU"), need, found, 0, (0, 1))
+    given = "a GPU", tuned.Target("cuda", 90), torch.float16, (64, 96), (True, True)
+    safe = tuned.safe_config(given[1], torch.float16, 64, True, True)
+    assert safe != config
+    assert [tuned.chosen_config(*given, among) for among in ((0, 1), (), (0, 2))] == [config, safe, safe]
+
+
+def test_products_of_shared_matrices_are_launched_among_their_ranks(kernel, monkeypatch):
+    products, seen = kernel.kernels.products, []
+    monkeypatch.setattr(products, "symmetric_product", lambda A, *given, among, **options: seen.append(among) or A)
+    for among in ((0, 1), None):
+        table, A = products.symmetric_table(among), torch.ones(1, 4, 4)
+        assert table is products.symmetric_table(among)
+        table.gram(A), table.gram_affine(A, 1.0, 1.0, 1.0), table.commuting(A, A), table.conjugated(A, A)
+    assert seen == 5 * [(0, 1)] + 5 * [None]

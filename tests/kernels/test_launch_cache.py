@@ -131,6 +131,18 @@ def test_measurements_count_from_the_next_launch_on(launch_cache, monkeypatch):
     assert [kernel[1] for kernel, *_ in Started.log] == [config.warps, config.warps, 8]
 
 
+def test_ranks_launch_what_they_have_agreed_on(launch_cache, monkeypatch):
+    """Others share a matrix of the same size, and must go on launching what all of them would."""
+    X, C = torch.empty(1, 64, 64), torch.empty(1, 64, 64)
+    safe = launch_cache.chosen_for(X, X.mT, None, C)
+    agreed = safe._replace(warps=8)
+    assert agreed != safe
+    monkeypatch.setattr(launch_cache, "chosen_for", lambda *operands: agreed if operands[-1] == (0, 1) else safe)
+    for among in ((), (0, 1), None, (0, 1)):
+        launch_cache.launch(X, X.mT, None, C, *ABC, among)
+    assert [kernel[1] for kernel, *_ in Started.log] == [safe.warps, 8, safe.warps, 8]
+
+
 def test_empty_operands_launch_nothing(launch_cache):
     for shape in ((0, 64, 64), (2, 0, 64)):
         X = torch.empty(shape)

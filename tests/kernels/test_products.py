@@ -133,7 +133,7 @@ def test_each_product_is_named_after_the_kernel_of_its_size(kernel, monkeypatch)
     monkeypatch.setattr(products, "symmetric_choice", lambda *_: kernel.kernels.gains.Gain(1.5, "shipped"))
     for compiled in (512, 2048):
         monkeypatch.setattr(
-            products, "launches_hopper_gemm", lambda device, dtype, m, k, compiled=compiled: k == compiled
+            products, "launches_hopper_gemm", lambda device, dtype, m, k, among, compiled=compiled: k == compiled
         )
         table = products.select_products(device, torch.float16, 512, 2048)
         names = ("symmetric_gemm", "hopper_gemm") if compiled == 512 else ("hopper_gemm", "symmetric_gemm")

@@ -64,7 +64,7 @@ def test_measured_config_is_chosen_for_aligned_operands_only(tuned, entries):
     for name, dtype, aligned in itertools.product(
         ("a GPU", "another GPU"), (torch.bfloat16, torch.float16), (True, False)
     ):
-        chosen = tuned.chosen_config(name, target, dtype, (1024, 1024), True, aligned)
+        chosen = tuned.chosen_config(name, target, dtype, (1024, 1024), (True, aligned))
         safe = tuned.safe_config(target, dtype, 1024, True, aligned)
         was_measured = (name, dtype, aligned) == ("a GPU", torch.bfloat16, True)
         assert chosen == (tuned.Config(128, 64, 1, 8, 3) if was_measured else safe)

@@ -71,7 +71,7 @@ def test_the_fastest_right_configuration_is_launched(kernel, gpu, measurements, 
     finding = measure(kernel, {last: 0.5, "torch": 0.75}, size)
     assert finding.entry["gain"] == 1.5 and not finding.failed
     tuned = kernel.kernels.tuned
-    chosen = tuned.chosen_config("a GPU", tuned.Target("cuda", 90), HALF, size, True, True)
+    chosen = tuned.chosen_config("a GPU", tuned.Target("cuda", 90), HALF, size, (True, True))
     assert "-".join(map(str, chosen)) == last
     assert kernel.kernels.gains.gain_of(CPU, HALF, "symmetric_gemm", size, None) == (1.5, "measured here")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.runtime.driver import driver
 
 from .hopper_gemm import hopper_product
-from .measurements import changed
+from .measurements import Ranks, changed
 from .symmetric_gemm import Launch, arrange, chosen_for, launch_symmetric_gemm, symmetric_gemm
 from .triton_starts import starter
 from .tuned import COMPILED
@@ -39,20 +39,22 @@ def symmetric_product(
     beta: float = 0.0,
     out: Optional[Tensor] = None,
     diagonal: float = 0.0,
+    among: Optional[Ranks] = None,
 ) -> Tensor:
     """Return what `symmetric_gemm` returns, for operands that are known to fit: they are not checked.
 
-    Traced or fake tensors and CPU tensors go through the custom op `symmetric_gemm_`.
+    `among` has the ranks that share the matrices: the launch is one that they have agreed on. Traced or fake tensors
+    and CPU tensors go through the custom op `symmetric_gemm_`; no step of matrices that ranks share is traced.
     """
     if torch.compiler.is_compiling() or not can_launch_on(A):
         return symmetric_gemm(A, B, D, alpha, beta, out, diagonal)
     batch, m, _ = A.shape
     C = A.new_empty(batch, m, m) if out is None else out
     if A.get_device() == torch.cuda.current_device():
-        launch(A, B, D, C, alpha, beta, diagonal)
+        launch(A, B, D, C, alpha, beta, diagonal, among)
     else:
         with torch.cuda.device(A.device):  # Triton launches on the current device, not on that of the arguments
-            launch(A, B, D, C, alpha, beta, diagonal)
+            launch(A, B, D, C, alpha, beta, diagonal, among)
     return C
 
 
@@ -75,14 +77,23 @@ def can_launch_on(A: Tensor) -> bool:
     return type(A) is Tensor and A.is_cuda and not torch._C._len_torch_dispatch_stack()
 
 
-def launch(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: float, beta: float, diagonal: float) -> None:
+def launch(
+    A: Tensor,
+    B: Tensor,
+    D: Optional[Tensor],
+    C: Tensor,
+    alpha: float,
+    beta: float,
+    diagonal: float,
+    among: Optional[Ranks] = None,
+) -> None:
     """Write alpha A B + beta D + diagonal I into C on the current device; nothing is checked."""
     d = C if D is None else D
-    geometry = _geometry(A, B, D, C)
+    geometry = _geometry(A, B, D, C, among)
     start = _STARTS.get(geometry)
     if start is not None:
         return start(A, B, d, C, alpha, beta, diagonal)
-    config = chosen_for(A, B, D, C)
+    config = chosen_for(A, B, D, C, among)
     compiled = launch_symmetric_gemm(A, B, D, C, (alpha, beta, diagonal), config)
     if config in COMPILED:
         start = _start_of_compiled(config.sections)
@@ -117,7 +128,7 @@ def prepare(A: Tensor, B: Tensor, launch: Launch, compiled: Any) -> Start:
     return start
 
 
-def _geometry(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> Hashable:
+def _geometry(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, among: Optional[Ranks] = None) -> Hashable:
     """Return a key of everything that a launch depends on.
 
     Of an address only its alignment to 16 bytes matters. `changed()` is in the key because a new measurement may choose
@@ -134,4 +145,4 @@ def _geometry(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> Hashable:
     offsets: Hashable = addresses & 15
     if offsets:  # rare: some operand is unaligned, and then the key must say which
         offsets = tuple(x is not None and x.data_ptr() % 16 for x in (A, B, D, C))
-    return A.shape, strides, other, C.stride(), addend, A.dtype, A.get_device(), offsets, changed()
+    return A.shape, strides, other, C.stride(), addend, A.dtype, A.get_device(), offsets, among, changed()

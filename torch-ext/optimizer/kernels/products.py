@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Callable, Iterator, NamedTuple, Optional
+import functools
+from typing import Any, Callable, Iterator, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from . import native_products
 from .affine_products import batched_affine, one_by_one_affine, single_affine
 from .gains import ALONE, Circumstances, Gain, failed_here, gain_of, measured_sizes, predicted
 from .machine import gpu_of, supports_triton
+from .measurements import Ranks
 from .tracing import constant_while_traced
 from .tuned import launches_hopper_gemm
 
@@ -112,13 +114,25 @@ BATCHED = Products(
     name="torch.bmm",
     a_on_diagonal=True,
 )
-SYMMETRIC = BATCHED._replace(
-    gram=lambda X, out=None: symmetric_product(X, X.mT, out=out),
-    gram_affine=lambda A, b, c, a, out=None: symmetric_product(A, A, A, c, b, out, a),
-    commuting=lambda A, B, out=None: symmetric_product(A, B, out=out),
-    conjugated=lambda A, B: symmetric_product(A, symmetric_product(B, A)),
-    name="symmetric_gemm",
-)
+
+
+@functools.cache
+def symmetric_table(among: Optional[Ranks]) -> Products:
+    """Return the table of the symmetric kernel, whose launches are those that the ranks `among` have agreed on."""
+
+    def product(*operands: Any, **options: Any) -> Tensor:
+        return symmetric_product(*operands, among=among, **options)
+
+    return BATCHED._replace(
+        gram=lambda X, out=None: product(X, X.mT, out=out),
+        gram_affine=lambda A, b, c, a, out=None: product(A, A, A, c, b, out, a),
+        commuting=lambda A, B, out=None: product(A, B, out=out),
+        conjugated=lambda A, B: product(A, product(B, A)),
+        name="symmetric_gemm",
+    )
+
+
+SYMMETRIC = symmetric_table(None)
 
 
 def _native_tables(dtype: torch.dtype, instructions: str) -> dict[str, Products]:
@@ -168,7 +182,8 @@ def select_products(
     gram = symmetric_choice(device, dtype, m, n, circumstances.among)
     square = symmetric_choice(device, dtype, m, m, circumstances.among)
     chosen = zip((gram, square), (n, m))
-    long, short = (_symmetric(device, dtype, m, k) if (known.gain or 0) >= 1 else BATCHED for known, k in chosen)
+    among = circumstances.among
+    long, short = (_symmetric(device, dtype, m, k, among) if (known.gain or 0) >= 1 else BATCHED for known, k in chosen)
     name = " + ".join(dict.fromkeys(table.name for table in (long, short, BATCHED)))
     gains = tuple(max(known.gain or 0, 1.0) for known in (gram, square))
     source = " and ".join(dict.fromkeys(known.source or "by default" for known in (gram, square)))
@@ -176,10 +191,10 @@ def select_products(
     return table._replace(gram_gain=gains[0], square_gain=gains[1], source=source)
 
 
-def _symmetric(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Products:
-    """Return `SYMMETRIC`, named after the kernel that it launches for (m, k)."""
-    compiled = launches_hopper_gemm(device, dtype, m, k)
-    return SYMMETRIC._replace(name="hopper_gemm") if compiled else SYMMETRIC
+def _symmetric(device: torch.device, dtype: torch.dtype, m: int, k: int, among: Optional[Ranks]) -> Products:
+    """Return `symmetric_table`, named after the kernel that it launches for (m, k)."""
+    compiled, table = launches_hopper_gemm(device, dtype, m, k, among), symmetric_table(among)
+    return table._replace(name="hopper_gemm") if compiled else table
 
 
 def _cpu_products(

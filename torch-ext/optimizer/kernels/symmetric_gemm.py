@@ -25,6 +25,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from . import hopper_gemm
+from .measurements import Ranks
 from .native import define_operation
 from .operands import check_operands, fits_descriptor, is_aligned
 from .tiles import grouped_lower_triangle, load_panel, store_tile
@@ -165,9 +166,25 @@ def reads_descriptors(device: torch.device) -> bool:
     return device.type == "cuda" and not torch.version.hip and 9 <= torch.cuda.get_device_capability(device)[0] < 12
 
 
-def config_for(device_name: str, target: Target, A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> Config:
-    """Return the configuration with which `symmetric_gemm_` launches on these operands."""
-    config = chosen_config(device_name, target, A.dtype, A.shape[1:], *_how_they_lie(A, B, D, C))
+def chosen_for(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, among: Optional[Ranks] = None) -> Config:
+    """Return the configuration for these operands on the GPU that they are on."""
+    return config_for(torch.cuda.get_device_name(A.device), target_of(A.device), A, B, D, C, among)
+
+
+def config_for(
+    device_name: str,
+    target: Target,
+    A: Tensor,
+    B: Tensor,
+    D: Optional[Tensor],
+    C: Tensor,
+    among: Optional[Ranks] = None,
+) -> Config:
+    """Return the configuration with which the product is launched on these operands.
+
+    `among` has the ranks that share the matrices, which must have agreed on it (`measurements.measured_here`).
+    """
+    config = chosen_config(device_name, target, A.dtype, A.shape[1:], _how_they_lie(A, B, D, C), among)
     if config in COMPILED and not (target == HOPPERS and hopper_gemm.is_built() and hopper_gemm.fits(A, B, D, C)):
         return tritons_config(target, A, B, D, C)
     return config
@@ -182,11 +199,6 @@ def _how_they_lie(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> tuple
     """Return whether both operands come by descriptors, and whether all operands are aligned."""
     descriptors = reads_descriptors(A.device) and fits_descriptor(A) and fits_descriptor(B.mT)
     return descriptors, is_aligned(A, B, C) and (D is None or is_aligned(D))
-
-
-def chosen_for(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> Config:
-    """Return the configuration for these operands on the GPU that they are on."""
-    return config_for(torch.cuda.get_device_name(A.device), target_of(A.device), A, B, D, C)
 
 
 def symmetric_gemm(

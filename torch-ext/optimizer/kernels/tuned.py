@@ -10,7 +10,7 @@ from .formats import dtype_name
 from .hopper_gemm import is_built
 from .machine import gpu_key
 from .measurement_file import Need
-from .measurements import candidate_name, failed, measured_here, nearest_of, shipped_entries
+from .measurements import Ranks, candidate_name, failed, measured_here, nearest_of, shipped_entries
 from .predictions import small_side
 from .tracing import constant_while_traced
 
@@ -101,13 +101,21 @@ def target_of(device: torch.device) -> Target:
 
 
 def chosen_config(
-    device_name: str, target: Target, dtype: torch.dtype, shape: tuple[int, int], descriptors: bool, aligned: bool
+    device_name: str,
+    target: Target,
+    dtype: torch.dtype,
+    shape: tuple[int, int],
+    lie: tuple[bool, bool],
+    among: Optional[Ranks] = None,
 ) -> Config:
     """Return the configuration measured nearest to `shape`, (m, k), or the safe one if there is no measurement.
 
-    Measurements are made on aligned operands. On others the same configuration may spill, so they get the safe one.
+    `lie` says of the operands whether they come by descriptors and whether they are aligned. Measurements are made on
+    aligned operands. On others the same configuration may spill, so they get the safe one. What ranks have agreed on
+    counts for the ranks `among` whom the matrices are shared (`measured_here`).
     """
-    entry = nearest(device_name, dtype, *shape) if aligned else None
+    descriptors, aligned = lie
+    entry = nearest(device_name, dtype, *shape, among=among) if aligned else None
     if entry is None:
         return safe_config(target, dtype, shape[0], descriptors, aligned)
     return _config_of(entry)
@@ -189,10 +197,17 @@ def padded_side(m: int) -> int:
     return next(side for side in PADDED_SIDES if side >= m)
 
 
-def nearest(device_name: str, dtype: torch.dtype, m: int, k: int, kernel: str = "symmetric_gemm") -> Optional[dict]:
+def nearest(
+    device_name: str,
+    dtype: torch.dtype,
+    m: int,
+    k: int,
+    kernel: str = "symmetric_gemm",
+    among: Optional[Ranks] = None,
+) -> Optional[dict]:
     """Return the entry measured here for exactly m x k, else the nearest shipped one; None if there is neither."""
     key, name = gpu_key(device_name), dtype_name(dtype)
-    here = measured_here(key, Need(kernel, name, m, k))
+    here = measured_here(key, Need(kernel, name, m, k), among)
     if here is not None and candidate_name(here.entry, kernel) not in failed(key, kernel, name):
         return here.entry
     entries = shipped_entries(key, kernel, name)
@@ -200,9 +215,11 @@ def nearest(device_name: str, dtype: torch.dtype, m: int, k: int, kernel: str = 
 
 
 @constant_while_traced
-def launches_hopper_gemm(device: torch.device, dtype: torch.dtype, m: int, k: int) -> bool:
+def launches_hopper_gemm(
+    device: torch.device, dtype: torch.dtype, m: int, k: int, among: Optional[Ranks] = None
+) -> bool:
     """Whether the compiled Hopper kernel is the fastest known symmetric product for m x k on this GPU."""
     if not torch.cuda.is_available() or not is_built():  # `device` is a fake GPU, or there is no such kernel
         return False
-    entry = nearest(torch.cuda.get_device_name(device), dtype, m, k)
+    entry = nearest(torch.cuda.get_device_name(device), dtype, m, k, among=among)
     return entry is not None and _config_of(entry) in COMPILED
