@@ -198,3 +198,30 @@ def test_groups_of_other_settings_have_graphs_of_their_own(kernel, simulated):
     replayed.warmup(lambda *_: None)
     assert same_bits(steps(replayed), steps(eager))
     assert simulated.replays > simulated.captures
+
+
+def test_graphs_that_fit_no_step_any_more_are_dropped_with_a_warning(kernel, simulated):
+    optimizer = kernel.Muon(parameters(), **SETTINGS)
+    optimizer.warmup(lambda *_: None)
+    count = len(optimizer._plan.batches)
+    for group in optimizer.param_groups:
+        group["ns_steps"] = 7
+    with pytest.warns(RuntimeWarning, match=r"no longer fit what steps do.*until you call warmup\(\) again") as warned:
+        steps(optimizer, 1)
+    assert [warning.filename for warning in warned] == [steps.__code__.co_filename]
+    assert not optimizer._graphs._replays
+    optimizer.warmup(lambda *_: None)
+    assert f"{count} of {count} batches replay a CUDA graph, captured by warmup()" in optimizer.explain().notes
+
+
+def test_a_graph_is_not_replayed_after_torch_rounds_float32_in_another_way(kernel, simulated, monkeypatch):
+    """As torch.set_float32_matmul_precision does: the graph has the kernels of before."""
+    optimizer = kernel.Muon(parameters(), **{**SETTINGS, "ns_dtype": torch.float32})
+    optimizer.warmup(lambda *_: None)
+    assert optimizer._graphs._replays
+    for module in kernel.plan.plan, kernel.step.graphs:
+        monkeypatch.setattr(module, "float32_roundoffs", lambda: (2.0**-11, 2.0**-24))
+    before = simulated.replays
+    with pytest.warns(RuntimeWarning, match="no longer fit"):
+        steps(optimizer, 1)
+    assert simulated.replays == before

@@ -395,6 +395,7 @@ class Muon(Optimizer):
         terms = {ranks: shared._replace(failed="") for ranks, shared in self._plan.terms.items()}
         self._agreement.meet("warm-up", terms, self.param_groups)
         tuner = Tuner(budget)
+        self._graphs.drop()  # what is measured may change which ones there are
         phases = (
             lambda: connect_stages(self._plan),
             lambda: measure_stages(self._plan, tuner),
@@ -618,6 +619,7 @@ class Muon(Optimizer):
             reasons = premises.reasons(self._reasons, self._premises)
             self._make_plan()
             self._premises, self._known_state, self._reasons = premises, KnownState(self.state), reasons
+            self._graphs.drop_unused(self._plan.chains(), self.param_groups)
         now = dependencies(self.param_groups, self.state)
         if self._workspace is None or now != self._workspace_for or not self._workspace.finds_states_in(self.state):
             self._synchronize()

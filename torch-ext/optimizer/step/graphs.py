@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..iteration import Iteration
 from ..kernels.autocast import without_autocast
+from ..kernels.formats import float32_roundoffs
 from ..kernels.graphs import captured
 from ..kernels.memory_parts import DEVICE_ALIGNMENT, Part, bytes_of, parts_of
 from ..parameters.settings import Group
@@ -50,6 +51,7 @@ class Kind(NamedTuple):
     equalization: Equalization
     eps: float
     device: torch.device
+    roundoffs: tuple[float, ...]  # of torch's float32 products, which a setting of torch's changes; () without any
 
     def __str__(self) -> str:
         return f"{self.count} x {self.packed_shape[0]} x {self.packed_shape[1]} {self.iteration}{self.equalization}"
@@ -85,6 +87,22 @@ class UpdateGraphs:
             directions = packed_memory(batch, count, batch.device)
             memory = (_factors_like(directions, batch),)
         return Packed(batch, eps, directions, norms_memory(batch, directions), *memory)
+
+    def drop(self) -> None:
+        """Forget all graphs, whose memory torch then uses for others."""
+        self._replays = {}
+
+    def drop_unused(self, chains: Iterable[Chain], groups: Sequence[Group]) -> None:
+        """Forget the graphs that fit none of the chains of a new plan, and warn: these are eager until a warm-up."""
+        unused = self._replays.keys() - {_whole(chain, groups) for chain in chains} if self._replays else ()
+        if unused:
+            self._replays = {kinds: replay for kinds, replay in self._replays.items() if kinds not in unused}
+            warn_user(
+                f"{len(unused)} of the CUDA graphs that warmup() captured no longer fit what steps do, as for "
+                f"{_shown(next(iter(unused)))}: parameters, settings or the choice of kernels have changed. They are "
+                "launched eagerly until you call warmup() again",
+                RuntimeWarning,
+            )
 
     def described(self, chains: Iterable[Chain], groups: Sequence[Group]) -> list[str]:
         """Return a line with the number of captured batches among those that could be; an empty list if none could."""
@@ -194,7 +212,17 @@ def can_capture(device: torch.device) -> bool:
 def kinds_of(chain: Iterable[BatchToPack]) -> Kinds:
     """Return the kinds of the batches of a chain."""
     return tuple(
-        Kind(count, b.packed_shape, b.transposed, b.packed_dtype, b.iteration, b.equalization, eps, b.device)
+        Kind(
+            count,
+            b.packed_shape,
+            b.transposed,
+            b.packed_dtype,
+            b.iteration,
+            b.equalization,
+            eps,
+            b.device,
+            float32_roundoffs() if torch.float32 in (b.iteration.work_dtype, b.iteration.chain_dtype) else (),
+        )
         for b, count, eps in chain
     )
 
