@@ -83,13 +83,15 @@ def test_state_that_is_removed_and_made_anew_in_another_shape_is_refused(kernel)
         optimizer.step()
 
 
-def test_state_in_another_dtype_is_brought_into_line(kernel):
+@pytest.mark.parametrize("put", [put_another, put_inside])
+def test_state_in_another_dtype_is_brought_into_line(kernel, put):
     """AdamW's goes back to that of its parameters; momentum keeps its dtype, in a plan of its own."""
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
     take_steps(optimizer, params, [0])
     for state in optimizer.state.values():
-        state.update({key: value.bfloat16() for key, value in state.items() if value.ndim})
+        for key in [key for key, value in state.items() if value.ndim]:
+            put(state, key, state[key].bfloat16())
     take_steps(optimizer, params, [1])
     dtypes = {key: value.dtype for state in optimizer.state.values() for key, value in state.items() if value.ndim}
     assert dtypes == {"momentum_buffer": torch.bfloat16, "exp_avg": torch.float32, "exp_avg_sq": torch.float32}

@@ -62,6 +62,17 @@ def without_one(kernel):
     kernel.Muon(params.items()).load_state_dict(state_dict)
 
 
+def with_keys_of_json(kernel):
+    params = named_parameters()
+    state_dict = saved(kernel, params)
+    return {**state_dict, "state": {str(number): each for number, each in state_dict["state"].items()}}
+
+
+def with_groups(kernel, **entries):
+    state_dict = saved(kernel, named_parameters())
+    return {**state_dict, "param_groups": [{**group, **entries} for group in state_dict["param_groups"]]}
+
+
 def loads(kernel, state_dict):
     kernel.Muon(named_parameters().items()).load_state_dict(state_dict)
 
@@ -133,6 +144,26 @@ FILES = {
         lambda k: k.Muon([weight()]).load_state_dict(k.Muon([{"params": [weight()], "use_muon": False}]).state_dict()),
         ValueError,
         "param_0, was saved for AdamW and belongs to Muon here: .* set use_muon in their group",
+    ),
+    "with the keys of JSON": (
+        lambda k: loads(k, with_keys_of_json(k)),
+        ValueError,
+        r"state must have the numbers .* got '0', '1', '2': JSON makes strings of numbers",
+    ),
+    "with a number for parameters": (
+        lambda k: loads(k, with_groups(k, params=5)),
+        TypeError,
+        "params of a saved group must be a list, got 5",
+    ),
+    "without a list of names": (
+        lambda k: loads(k, with_groups(k, param_names=None)),
+        TypeError,
+        "param_names of a saved group must be a list, got None",
+    ),
+    "with an unknown branch": (
+        lambda k: loads(k, with_groups(k, use_muon="x")),
+        TypeError,
+        "use_muon of a saved group must be True or False, got 'x'",
     ),
     "of a later format": (
         later_format,

@@ -107,6 +107,17 @@ def check_state_dict(state_dict: Any) -> None:
         raise TypeError(f"state must be a dict with the state of each parameter, got {shortened(state)}")
     if not is_sequence(groups) or not all(isinstance(group, Mapping) and "params" in group for group in groups):
         raise TypeError(f"param_groups must be a list of dicts with params, got {shortened(groups)}")
+    for group in groups:
+        for key in ("params", "param_names"):
+            if key in group and not is_sequence(group[key]):
+                raise TypeError(f"{key} of a saved group must be a list, got {shortened(group[key])}")
+    numbers = {number for group in groups for number in group["params"]}
+    if state and numbers and numbers.isdisjoint(state):
+        first = ", ".join(map(repr, list(state)[:3]))
+        raise ValueError(
+            f"state must have the numbers that param_groups list as params for its keys, got {first}: JSON makes "
+            "strings of numbers"
+        )
 
 
 def with_known_arguments(init: Callable[..., None]) -> Callable[..., None]:

@@ -16,6 +16,7 @@ from .momentum_blocks import blocks_in_group
 from .rates import fallback_rate, first_decay_lr
 from .routing import IsMuon, decide, unique_parameters
 from .sequences import is_sequence
+from .setting_values import flag
 from .settings import Group, plain_settings
 from .state import BUFFER, REMAINDER, SCALE, STATE_FORMAT, check_loaded
 from .synonyms import as_adamws, check_implementations, pop_branch_, pop_implementations_
@@ -215,6 +216,7 @@ def _check_same_group(current: Group, saved: Group) -> None:
             f"the state was saved in format {saved['state_format']}, this version knows 1 to {STATE_FORMAT}: load it "
             "with the version of this package that saved it, or a later one"
         )
+    flag("use_muon of a saved group", saved.get("use_muon", True))
     if saved.get("use_muon", current["use_muon"]) != current["use_muon"]:
         names = {True: "Muon", False: "AdamW"}
         raise ValueError(

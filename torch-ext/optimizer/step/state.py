@@ -25,6 +25,8 @@ from ..plan.process_groups import Ranks
 from ..plan.shards import check_blocks
 from ..rules.momentum import dequantized, quantized
 
+_BYTES, _DTYPE = operator.attrgetter("nbytes"), operator.attrgetter("dtype")
+
 
 def checked_parameters(
     groups: Sequence[Group], state: Mapping[Tensor, Mapping[str, Tensor]], replica_ranks: Optional[Ranks]
@@ -69,12 +71,12 @@ class KnownState:
     """The state of all parameters that was checked last: whose it is, and what kind of tensors it has.
 
     Every step compares it, because nothing tells when somebody removes or replaces some of it. References are weak, so
-    nobody keeps tensors that are replaced. Of changes inside of a tensor, as by `.data`, those of its size are noticed:
-    kernels would read and write behind the end of a smaller one.
+    nobody keeps tensors that are replaced. Of changes inside of a tensor, as by `.data`, those of its bytes, dtype and
+    device are noticed: kernels would read and write behind the end of a smaller one.
     """
 
     def __init__(self, state: State):
-        self._tensors, self._kinds = _references_and_sizes(state), _kinds(state)
+        self._tensors, self._kinds = _references_and_contents(state), _kinds(state)
 
     def holds(self, state: State) -> bool:
         """Return whether `state` is of the same parameters in the same order, with tensors of the same kind.
@@ -82,26 +84,26 @@ class KnownState:
         What else wrappers keep there does not matter. It remembers the tensors that it has compared, and looks at each
         of them only if some were replaced since.
         """
-        (known, known_sizes), (references, sizes) = self._tensors, _references_and_sizes(state)
-        if sizes == known_sizes and all(map(operator.is_, references, known)):  # almost always
+        (known, *before), (references, *now) = self._tensors, _references_and_contents(state)
+        if now == before and all(map(operator.is_, references, known)):  # almost always
             return True
-        self._tensors = references, sizes
+        self._tensors = references, *now
         return _kinds(state) == self._kinds
 
 
-def _references_and_sizes(state: State) -> tuple[list[weakref.ref], list[int]]:
-    """Return weak references to all tensors, and how many elements each has.
+def _references_and_contents(state: State) -> tuple[list[weakref.ref], list[int], list[torch.dtype], list[int]]:
+    """Return weak references to all tensors, and the bytes, the dtype and the number of the device of each.
 
     There is no loop in Python, unless somebody keeps numbers beside the tensors.
     """
     try:
         tensors = list(itertools.chain.from_iterable(map(dict.values, state.values())))
-        sizes = list(map(Tensor.numel, tensors))
+        devices = list(map(Tensor.get_device, tensors))
     except TypeError:
         states = [each for each in state.values() if isinstance(each, dict)]
         tensors = [value for each in states for value in each.values() if isinstance(value, Tensor)]
-        sizes = list(map(Tensor.numel, tensors))
-    return list(map(weakref.ref, tensors)), sizes
+        devices = list(map(Tensor.get_device, tensors))
+    return list(map(weakref.ref, tensors)), list(map(_BYTES, tensors)), list(map(_DTYPE, tensors)), devices
 
 
 def _kinds(state: State) -> list[Any]:
