@@ -179,7 +179,7 @@ def _chosen(package: Path, gpu: str, regimes) -> Iterator[Case]:
     with absent_gpu(gpu, package):
         for regime in regimes:
             case = Case(gpu, *regime, config=())
-            yield case._replace(config=tuple(module.config_for("", _target(module, gpu), *operands(case))))
+            yield case._replace(config=tuple(module.config_for("", _target(module, gpu), operands(case))))
 
 
 def _usual(package: Path, gpu: str) -> Iterator[Case]:

@@ -1,4 +1,7 @@
-"""torch's product that is not symmetric, a X + B X: of one matrix, of a batch one by one, and of a whole batch."""
+"""torch's product that is not symmetric, a X + B X: of one matrix, of a batch one by one, and of a whole batch.
+
+Also, a multiple of the unit matrix that is added to a square.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,13 @@ def one_by_one_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = No
 def batched_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None) -> Tensor:
     """Return a X + B X of X (b, m, n), in `out` if that is given."""
     return torch.baddbmm(X, B, X, beta=a, out=out) if a else torch.bmm(B, X, out=out)
+
+
+def add_to_diagonal_(A: Tensor, a: float) -> Tensor:
+    """Add `a` to each diagonal of A (..., m, m) in place, and return A."""
+    if a:
+        A.diagonal(dim1=-2, dim2=-1).add_(a)
+    return A
 
 
 def _begins_in_a_line(x: Tensor) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .autocast import without_autocast
-from .products import symmetric_gain, symmetric_product
+from .products import symmetric_choice, symmetric_product
 from .tracing import is_transformed
 
 
@@ -36,6 +36,11 @@ def matmul_transpose(X: Tensor, out: Optional[Tensor] = None) -> Tensor:
         return out
     product = symmetric_product(batch, batch.mT).reshape(*X.shape[:-1], X.size(-2))
     return product if out is None else out.copy_(product)
+
+
+def symmetric_gain(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Optional[float]:
+    """Return torch's time divided by the symmetric kernel's for (m, k) on this device; None if it is not known."""
+    return symmetric_choice(device, dtype, m, k).gain
 
 
 def _check_result(out: Any, X: Tensor) -> None:

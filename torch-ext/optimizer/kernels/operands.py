@@ -1,8 +1,8 @@
-"""Requirements on the operands of a symmetric product, and questions about how they are laid out in memory."""
+"""Requirements on the operands of a symmetric product, how they are laid out in memory, and its scalars."""
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, Union
 
 import torch
 from torch import Tensor
@@ -61,3 +61,15 @@ def is_aligned(*tensors: Tensor) -> bool:
         and all(n == 1 or n % 16 == 0 for n in (*x.stride(), *x.shape[1:]))
         for x in tensors
     )
+
+
+def as_scalar(value: Union[float, Tensor]) -> Tensor:
+    """Return a number as a 0-d tensor on the CPU, and a tensor as it is."""
+    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")
+
+
+def scalars_on(device: torch.device, *values: Tensor) -> tuple[Tensor, ...]:
+    """Return 0-d tensors in float32 on a device."""
+    # Filled on the device: a copy from the CPU would wait for it, and cannot be captured in a graph.
+    written = dict(dtype=torch.float32, device=device)
+    return tuple(torch.full((), float(v), **written) if v.is_cpu else v.to(torch.float32) for v in values)

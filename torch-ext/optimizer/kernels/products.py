@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Iterator, NamedTuple, Optional
+from typing import Callable, Iterator, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
 from . import native_products
-from .affine_products import batched_affine, one_by_one_affine, single_affine
+from .affine_products import add_to_diagonal_, batched_affine, one_by_one_affine, single_affine
 from .gains import ALONE, Circumstances, Gain, failed_here, gain_of, measured_sizes, predicted
 from .machine import gpu_of, supports_triton
 from .measurements import Ranks
@@ -65,13 +65,6 @@ class Products(NamedTuple):
 GRAM_SIDE, _GRAM_RATIO = 64, 2.75
 
 
-def add_to_diagonal_(A: Tensor, a: float) -> Tensor:
-    """Add `a` to each diagonal of A (..., m, m) in place, and return A."""
-    if a:
-        A.diagonal(dim1=-2, dim2=-1).add_(a)
-    return A
-
-
 SINGLE = Products(
     gram=lambda X, out=None: torch.mm(X, X.mT, out=out),
     gram_affine=lambda A, b, c, a, out=None: add_to_diagonal_(torch.addmm(A, A, A, beta=b, alpha=c, out=out), a),
@@ -119,10 +112,7 @@ BATCHED = Products(
 @functools.cache
 def symmetric_table(among: Optional[Ranks]) -> Products:
     """Return the table of the symmetric kernel, whose launches are those that the ranks `among` have agreed on."""
-
-    def product(*operands: Any, **options: Any) -> Tensor:
-        return symmetric_product(*operands, among=among, **options)
-
+    product = lambda *given, **options: symmetric_product(*given, among=among, **options)  # noqa: E731
     return BATCHED._replace(
         gram=lambda X, out=None: product(X, X.mT, out=out),
         gram_affine=lambda A, b, c, a, out=None: product(A, A, A, c, b, out, a),
@@ -227,11 +217,6 @@ def _cpu_defaults(dtype: torch.dtype, m: int, n: int) -> Iterator[str]:
 def _is_long_or_large(m: int, n: int) -> bool:
     """Whether torch's product that is not symmetric is faster; by `sweep_orthogonalize.py` on two cores with AMX."""
     return not native_products.fits_a_core(m, n, torch.bfloat16.itemsize) and (m >= 1536 or n >= 3 * m)
-
-
-def symmetric_gain(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Optional[float]:
-    """Return torch's time divided by the symmetric kernel's for (m, k) on this device; None if it is not known."""
-    return symmetric_choice(device, dtype, m, k).gain
 
 
 def symmetric_choice(

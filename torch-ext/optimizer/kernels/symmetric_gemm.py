@@ -27,7 +27,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from . import hopper_gemm
 from .measurements import Ranks
 from .native import define_operation
-from .operands import check_operands, fits_descriptor, is_aligned
+from .operands import as_scalar, check_operands, fits_descriptor, is_aligned, scalars_on
 from .tiles import grouped_lower_triangle, load_panel, store_tile
 from .tuned import COMPILED, HOPPERS, Config, Target, chosen_config, safe_config, target_of
 
@@ -168,22 +168,15 @@ def reads_descriptors(device: torch.device) -> bool:
 
 def chosen_for(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, among: Optional[Ranks] = None) -> Config:
     """Return the configuration for these operands on the GPU that they are on."""
-    return config_for(torch.cuda.get_device_name(A.device), target_of(A.device), A, B, D, C, among)
+    return config_for(torch.cuda.get_device_name(A.device), target_of(A.device), (A, B, D, C), among)
 
 
-def config_for(
-    device_name: str,
-    target: Target,
-    A: Tensor,
-    B: Tensor,
-    D: Optional[Tensor],
-    C: Tensor,
-    among: Optional[Ranks] = None,
-) -> Config:
-    """Return the configuration with which the product is launched on these operands.
+def config_for(device_name: str, target: Target, operands: tuple, among: Optional[Ranks] = None) -> Config:
+    """Return the configuration with which `symmetric_gemm_` is launched on operands A, B, D and C.
 
     `among` has the ranks that share the matrices, which must have agreed on it (`measurements.measured_here`).
     """
+    A, B, D, C = operands
     config = chosen_config(device_name, target, A.dtype, A.shape[1:], _how_they_lie(A, B, D, C), among)
     if config in COMPILED and not (target == HOPPERS and hopper_gemm.is_built() and hopper_gemm.fits(A, B, D, C)):
         return tritons_config(target, A, B, D, C)
@@ -219,7 +212,7 @@ def symmetric_gemm(
     if A.ndim != 3:
         raise ValueError(f"A must be (b, m, k), got {tuple(A.shape)}")
     C = A.new_empty(A.size(0), A.size(1), A.size(1)) if out is None else out
-    symmetric_gemm_(A, B, D, C, _scalar(alpha), _scalar(beta), _scalar(diagonal))
+    symmetric_gemm_(A, B, D, C, *map(as_scalar, (alpha, beta, diagonal)))
     return C
 
 
@@ -230,7 +223,7 @@ def _on_gpu(
     scalars = alpha, beta, diagonal
     check_operands(A, B, D, C, *scalars)
     are_numbers = all(scalar.is_cpu for scalar in scalars)
-    scalars = tuple(map(float, scalars)) if are_numbers else _on_device(A.device, *scalars)
+    scalars = tuple(map(float, scalars)) if are_numbers else scalars_on(A.device, *scalars)
     config = chosen_for(A, B, D, C)
     if config in COMPILED and not are_numbers:  # only Triton's kernels read scalars on the device
         config = tritons_config(target_of(A.device), A, B, D, C)
@@ -258,13 +251,3 @@ symmetric_gemm_ = define_operation(
 def _describe(panel: Tensor, block: list[int]) -> TensorDescriptor:
     described = panel if panel.stride(2) == 1 else panel.mT
     return TensorDescriptor(described, list(described.shape), list(described.stride()), block)
-
-
-def _scalar(value: float | Tensor) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")
-
-
-def _on_device(device: torch.device, *values: Tensor) -> tuple[Tensor, ...]:
-    # Filled on the device: a copy from the CPU would wait for it, and cannot be captured in a graph.
-    written = dict(dtype=torch.float32, device=device)
-    return tuple(torch.full((), float(v), **written) if v.is_cpu else v.to(torch.float32) for v in values)

@@ -80,7 +80,7 @@ def prove_launch(compute: Compute, operands: Operands) -> None:
     """
     prove_products(compute, operands)
     X, S = operands
-    prove_gram(compute, with_contiguous_columns(X))
+    prove_gram(compute, X.mT.contiguous().mT)
     _prove(compute, S, S, S, (*SCALED, DIAGONAL))
     check_nan_in_addend(partial(compute, X, X.mT), S)
 
@@ -127,11 +127,6 @@ def symmetric(like: Tensor, m: int) -> Tensor:
     X = adversarial(torch.empty(0, dtype=torch.float32, device=like.device), m, min(m, MOST_COLUMNS))
     S = (X @ X.mT).to(like.dtype)
     return S.tril() + S.tril(-1).mT
-
-
-def with_contiguous_columns(X: Tensor) -> Tensor:
-    """Return a copy of X (..., m, k) that lies in memory as a tall matrix's transposed view does."""
-    return X.mT.contiguous().mT
 
 
 def check_nan(compute: Compute, X: Tensor, clean: Tensor) -> None:
