@@ -208,6 +208,7 @@ def test_parameter_appended_to_a_group_is_explained(kernel):
         ("rank", 4, "has no 'rank': it has .*weight_decay"),  # resembles reason
         ("qqqqq", 1, "has no 'qqqqq': it has .*weight_decay.* A key of your own begins with an underscore"),
         ("amsgrad", True, "amsgrad=True in a parameter group is not supported"),
+        ("decoupled_weight_decay", False, "decoupled_weight_decay=False in a parameter group is not supported: weight"),
         ("backend", "svd", "backend='svd' in a parameter group is not supported: leave it out"),
     ],
 )
