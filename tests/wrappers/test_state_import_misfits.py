@@ -161,6 +161,11 @@ def test_wrong_arguments_are_named(kernel):
         kernel.import_state(optimizer, {"model": 1}, source)
     with pytest.raises(ValueError, match="3 names were given for 2 parameters"):
         kernel.import_state(optimizer, muon, source, names=["a", "b", "c"])
+    for names in (5, [1, 2], "ab"):
+        with pytest.raises(TypeError, match="names must be a list of the names of parameters, got"):
+            kernel.import_state(optimizer, muon, source, names=names)
+    with pytest.raises(ValueError, match=r"source must be one of .*, got \[\]"):
+        kernel.import_state(optimizer, muon, [])
 
 
 def test_the_rate_that_corrected_decay_is_measured_by_is_noted_where_a_source_brings_another(kernel):
@@ -242,3 +247,45 @@ def test_names_that_differ_by_a_wrappers_part_alone_find_their_parameters(kernel
     kernel.import_state(optimizer, source.state_dict(), "adamw")
     for p in params.values():
         assert torch.equal(optimizer.state[p]["exp_avg"], source.state[p]["exp_avg"])
+
+
+@pytest.mark.parametrize(
+    "case, branch, key",
+    [
+        (timm_case, "adamw", "nesterov"),
+        (motif_case, "muon", "momentum"),
+        (moonlight_case, "muon", "momentum"),
+        (dion_case, "muon", "mu"),
+        (dion_case, "muon", "epsilon"),
+        (dion_case, "adamw", "beta1"),
+    ],
+)
+def test_a_group_without_what_its_source_always_has_is_refused(kernel, case, branch, key):
+    _, state_dict, source, *_ = case()
+    params, optimizer = fresh(kernel)
+    for group in state_dict["param_groups"]:
+        group.pop(key, None)
+    names = {"names": list(params)} if source == "timm" else {}
+    with pytest.raises(ValueError, match=f"group of the state has no {key}, which groups of source='{source}' have"):
+        kernel.import_state(optimizer, state_dict, source, **names)
+
+
+@pytest.mark.parametrize(
+    "spoil, error, words",
+    [
+        (lambda file: file["state"].update({0: 5}), TypeError, "the state of parameter 0 must be a dict, got 5"),
+        (
+            lambda file: [state.update(step=None) for state in file["state"].values()],
+            ValueError,
+            "the step of a parameter must be a number or a tensor, got None",
+        ),
+    ],
+)
+def test_a_state_of_another_form_is_refused(kernel, spoil, error, words):
+    params = named_parameters()
+    adamw = torch.optim.AdamW(params.items())
+    take_steps(adamw, params, [0])
+    state_dict = adamw.state_dict()
+    spoil(state_dict)
+    with pytest.raises(error, match=words):
+        kernel.import_state(kernel.Muon(named_parameters().items()), state_dict, "adamw")

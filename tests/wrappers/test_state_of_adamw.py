@@ -189,9 +189,19 @@ def in_groups_of_another_order(kernel):
     return adamw.state_dict(), kernel.Muon(groups)
 
 
+def in_a_group_of_each_branch(kernel):
+    """The source has an embedding between two matrices of its shape; here it comes last."""
+    params = {name: Parameter(torch.ones(8, 8)) for name in ("0.up.weight", "wpe.weight", "1.up.weight")}
+    adamw = torch.optim.AdamW(params.values())
+    take_steps(adamw, params, [0])
+    parts = {muon: [(name, p) for name, p in params.items() if ("up" in name) is muon] for muon in (True, False)}
+    return adamw.state_dict(), kernel.Muon([{"params": part, "use_muon": muon} for muon, part in parts.items()])
+
+
 @pytest.mark.parametrize(
     "make, words",
     [
+        (in_a_group_of_each_branch, r"^the state does not fit:\s+parameters \(8, 8\) are in 2 groups here and in 1"),
         (in_groups_of_another_order, r"\(8, 8\) are in 2 groups here and in 1 of the source: .* Pass `names`"),
         (mixed_up, r"wte.weight \(40, 12\): it comes next in no group of the source\. the source has no names"),
         (of_two_groups_that_look_alike, r"a\.bias \(8,\): it may come next in groups \[0, 1\].* Pass `names`"),

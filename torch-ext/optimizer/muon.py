@@ -296,6 +296,10 @@ class Muon(Optimizer):
         `state_dict()`. Raises ValueError if ranks differ in a setting that the plan depends on. Nothing that
         disagreeing ranks share has changed then.
         """
+        return self._step_without_hooks(closure)
+
+    def _step_without_hooks(self, closure: Optional[Callable[[], Any]]) -> Any:
+        """Do what `step` does. torch lets each class's `step` run the hooks, so a subclass's must not call that."""
         if torch.compiler.is_dynamo_compiling() and is_traceable(vars(self), closure):
             return traced_step(vars(self))
         return self._eager_step(closure)

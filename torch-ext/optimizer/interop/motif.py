@@ -114,7 +114,7 @@ class Muon(MuonOfPackage):
             raise ValueError("qk_logits need a clip_config with q_indices and k_indices, and this Muon has none")
         for layer, logits in (qk_logits or {}).items():
             self.observe_qk_logits(layer, logits.full_tensor() if isinstance(logits, DTensor) else logits)
-        return super().step(closure)
+        return self._step_without_hooks(closure)
 
     def turn_on_cpu_offload(self) -> None:
         """Keep momentum buffers in host memory from the next step on."""

@@ -7,12 +7,13 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 from torch import Tensor
 
 from ..muon import Muon
-from ..parameters.argument_checks import check_state_dict
+from ..parameters.argument_checks import check_state_dict, shortened
 from ..parameters.checkpoints import THIS_PACKAGE, advice_for, source_of
 from ..parameters.groups import LENGTHS, listed, names_of
 from ..parameters.names import bare_name, repeated
+from ..parameters.sequences import is_sequence
 from ..parameters.state import MOMENTS, REMAINDER
-from .state_order import given_parameters, names_in_order, orders_that_may_differ, shapes_by_group
+from .state_order import given_groups, given_parameters, names_in_order, orders_that_may_differ, shapes_by_group
 from .state_settings import merged_settings
 from .state_sources import SOURCES, Settings, Source, branch_by_flag, translated_state
 
@@ -83,7 +84,7 @@ def import_state(
     """
     if not isinstance(optimizer, Muon):
         raise TypeError(f"state is imported into a Muon of this package, got {type(optimizer).__name__}")
-    known = SOURCES.get(source)
+    known = SOURCES.get(source) if isinstance(source, str) else None
     if known is None or (adamw_state_dict is not None and source != "torch"):
         raise ValueError(f"source must be one of {', '.join(SOURCES)}, torch with adamw_state_dict, got {source!r}")
     entries = _entries(state_dict, known.branch_of)
@@ -91,6 +92,13 @@ def import_state(
     likely = source_of(state_dict)
     if likely == THIS_PACKAGE or (source in _SURE and likely != source):
         raise ValueError(f"the state was not saved by source={source!r}: {advice_for(likely)}")
+    for entry in entries:
+        lacking = [key for key in known.needed.get(entry.branch or "", ()) if key not in entry.group]
+        if lacking:
+            raise ValueError(
+                f"a group of the state has no {', '.join(lacking)}, which groups of source={source!r} have for "
+                f"parameters of {entry.branch}: {advice_for(likely)}"
+            )
     if adamw_state_dict is not None:
         entries += [entry._replace(branch="adamw") for entry in _entries(adamw_state_dict, known.branch_of)]
     names = names_in_order(shapes_by_group(entries), given_parameters(optimizer)) if by_order else names
@@ -99,7 +107,8 @@ def import_state(
     shapes = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"]]
     parameters = [each._replace(shape=shape) for each, shape in zip(_entries(target, branch_by_flag), shapes)]
     pairs, unmatched, problems = _matched(parameters, entries, known)
-    problems += orders_that_may_differ([pair for pair in pairs if by_order or pair[1].name is None])
+    given = given_groups(optimizer) if by_order else None
+    problems += orders_that_may_differ([pair for pair in pairs if by_order or pair[1].name is None], given)
     state = {}
     for parameter in unmatched:
         if not parameter.state:  # a frozen parameter has no state
@@ -135,7 +144,10 @@ def _entries(state_dict: Mapping[str, Any], branch_of: Callable[..., Optional[st
     for group in state_dict["param_groups"]:
         names = names_of(group) if "param_names" in group else group.get("names") or [None] * len(group["params"])
         for key, name in zip(group["params"], names):
-            state = dict(state_dict["state"].get(key, {}))
+            state = state_dict["state"].get(key, {})
+            if not isinstance(state, Mapping):
+                raise TypeError(f"the state of parameter {key} must be a dict, got {shortened(state)}")
+            state = dict(state)
             branch = branch_of(group, state)
             state.pop("use_muon", None)  # timm and Moonlight store the branch there
             if state and branch == "adamw" and "step" not in state and "step" in group:  # dion counts steps by group
@@ -146,7 +158,8 @@ def _entries(state_dict: Mapping[str, Any], branch_of: Callable[..., Optional[st
 
 
 def _named(entries: Sequence[Entry], names: Sequence[str]) -> list[Entry]:
-    names = list(names)
+    if not is_sequence(names) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"names must be a list of the names of parameters, got {shortened(names)}")
     if len(names) != len(entries):
         raise ValueError(f"{len(names)} names were given for {len(entries)} parameters of the source")
     return [entry._replace(name=name) for entry, name in zip(entries, names)]

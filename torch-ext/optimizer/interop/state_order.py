@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 from torch import Tensor
 
 from ..muon import Muon
-from ..parameters.groups import named_parameters
+from ..parameters.groups import named_parameters, names_of, reason_of
 
 Shape = tuple[int, ...]
 
@@ -60,21 +60,37 @@ def names_in_order(groups: Sequence[Sequence[Optional[Shape]]], given: Sequence[
     return list(itertools.chain.from_iterable(names))
 
 
-def orders_that_may_differ(pairs: Sequence[tuple[Any, Any]]) -> list[str]:
-    """Return a problem for each shape whose parameters of one branch are in more groups here than in the source.
+def given_groups(optimizer: Muon) -> dict[str, int]:
+    """Return the number of the group in which the user passed each parameter, by the parameter's name.
+
+    Routing cuts a group into two halves, Muon's and the other branch's: these are one. A group that says its branch
+    itself is no half.
+    """
+    numbers, number, before = {}, -1, False
+    for group in optimizer.param_groups:
+        says_branch = all(optimizer._reasons.get(p) == reason_of(group) for p in group["params"])
+        number += says_branch or group["use_muon"] or not before
+        before = group["use_muon"] and not says_branch  # whether the next one may be its other half
+        numbers.update(dict.fromkeys(names_of(group), number))
+    return numbers
+
+
+def orders_that_may_differ(pairs: Sequence[tuple[Any, Any]], given: Optional[Mapping[str, int]] = None) -> list[str]:
+    """Return a problem for each shape whose parameters are in more groups here than in the source.
 
     `pairs` are a parameter with its `shape` and `branch`, and the entry that has its place in the source; both have a
-    `group`. If the source has fewer groups, its order differs from this optimizer's, or may differ. The two halves of a
-    group, one for each branch, keep its order.
+    `group`. If the source has fewer groups, its order differs from this optimizer's, or may differ. Each branch counts
+    by itself, as both have orders of their own, unless the source has one order for all: then `given` says by name in
+    which group the user passed a parameter.
     """
     here: dict[tuple[Shape, str], set[int]] = {}
     there: dict[tuple[Shape, str], set[int]] = {}
     for parameter, entry in pairs:
-        kind = parameter.shape, parameter.branch
-        here.setdefault(kind, set()).add(id(parameter.group))
+        kind = parameter.shape, f"{parameter.branch} " if given is None else ""
+        here.setdefault(kind, set()).add(id(parameter.group) if given is None else given[parameter.name])
         there.setdefault(kind, set()).add(id(entry.group))
     return [
-        f"{kind[1]} parameters {kind[0]} are in {len(groups)} groups here and in {len(there[kind])} of the source: "
+        f"{kind[1]}parameters {kind[0]} are in {len(groups)} groups here and in {len(there[kind])} of the source: "
         f"{_REMEDY}, as in [name for name, _ in model.named_parameters()]"
         for kind, groups in here.items()
         if len(groups) > len(there[kind])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from types import MappingProxyType
 from typing import Any, Callable, Mapping, NamedTuple, Optional
 
@@ -42,6 +43,7 @@ class Source(NamedTuple):
     constants: Mapping[str, Any] = MappingProxyType({})  # settings of matrices that are fixed in its code
     adapt_: Optional[Callable[[Settings, Group, str], None]] = None  # translates settings copied from a group
     adapted: frozenset[str] = frozenset()  # other keys of a group that `adapt_` reads
+    needed: Mapping[str, tuple[str, ...]] = MappingProxyType({})  # keys of a group that it must have, by branch
     sums: bool = False  # momentum is momentum * sum + gradient, not an average
     sorts: bool = False  # matrices come largest first
     unused: frozenset[str] = frozenset()  # state of matrices that is not imported
@@ -75,6 +77,8 @@ def translated_state(state: Mapping[str, Any], group: Group, branch: str, source
     result = {key: state[source_key] for key, source_key in source.state[branch].items()}
     if branch == "adamw":
         step = result["step"]  # a number in old files
+        if not isinstance(step, (Tensor, Real)):
+            raise ValueError(f"the step of a parameter must be a number or a tensor, got {step!r}")
         result["step"] = (step if isinstance(step, Tensor) else torch.tensor(step, device="cpu")).to(torch.float32)
     elif source.sums:
         result["momentum_buffer"] = result["momentum_buffer"] * (1 - group[source.settings["muon"]["momentum"]])
@@ -133,6 +137,7 @@ _ADAMW = {**_same("lr", "weight_decay"), "adamw_betas": "betas", "adamw_eps": "e
 
 _DION_MUON = {**_SHARED, "momentum": "mu", "eps": "epsilon", "adjust_lr_fn": "adjust_lr"}
 _DION_ADAMW = {**_same("lr", "weight_decay"), "adamw_eps": "epsilon"}
+_DION_NEEDED = {"muon": ("mu", "epsilon", "adjust_lr"), "adamw": ("beta1", "beta2")}
 _DION_ADAMW_STATE = {"step": "step", "exp_avg": "momentum", "exp_avg_sq": "variance"}
 
 SOURCES = {
@@ -155,6 +160,7 @@ SOURCES = {
         branch_of=_timm_branch,
         adapt_=_adapt_timm_,
         adapted=frozenset({"fallback_lr_scale", "adamw_lr", "safety_factor"}),
+        needed={"adamw": ("lr", "nesterov")},
     ),
     # https://github.com/KellerJordan/Muon, muon.py of the package muon-optimizer 0.1.0
     "keller_jordan": Source(
@@ -167,6 +173,7 @@ SOURCES = {
         {"muon": {**_SHARED, **_same("ns_steps")}, "adamw": _same("lr", "weight_decay", "adamw_betas", "adamw_eps")},
         _NUMBERED_MOMENTS,
         constants=dict(adjust_lr_fn="match_rms_adamw", eps=1e-7),
+        needed={"muon": ("momentum",)},
         sums=True,
     ),
     # https://github.com/MoonshotAI/Moonlight, examples/toy_train.py, c2ad5b2
@@ -178,6 +185,7 @@ SOURCES = {
         _NUMBERED_MOMENTS,
         branch_of=_moonlight_branch,
         constants=dict(ns_coefficients="original", adjust_lr_fn="match_rms_adamw", eps=1e-7),
+        needed={"muon": ("momentum",)},
         sums=True,
     ),
     # https://github.com/microsoft/dion, dion/muon.py, 0a059a4
@@ -187,6 +195,7 @@ SOURCES = {
         branch_of=_dion_branch,
         adapt_=_adapt_dion_,
         adapted=frozenset({"beta1", "beta2", "flatten"}),
+        needed=_DION_NEEDED,
         sums=True,
     ),
     # https://github.com/microsoft/dion, dion/normuon.py, 0333cc1
@@ -197,6 +206,7 @@ SOURCES = {
         constants=dict(second_moment="rows"),
         adapt_=_adapt_dion_,
         adapted=frozenset({"beta1", "beta2", "flatten"}),
+        needed=_DION_NEEDED,
         sums=True,
     ),
 }
