@@ -88,6 +88,14 @@ def test_a_step_that_overflow_skips_scales_neither_biases_nor_frozen_weights(ker
         ("q_norm.weight", r"bring down the logits of a\.attn\.q_proj\.weight, because of a\.attn\.q_norm\.weight"),
         ("k_layernorm.weight", "because of a.attn.k_layernorm.weight: leave qk_clip out"),
         ("norm_k.weight", "because of a.attn.norm_k.weight: leave qk_clip out"),
+        *(
+            (f"{norm}.weight", f"because of a.attn.{norm}.weight: leave qk_clip out")
+            for norm in ("ln_q", "k_ln", "query_ln", "layernorm_q", "layer_norm_k", "q_rms", "rms_k", "norm_query")
+        ),
+        *(
+            (f"{norm}.scale", f"because of a.attn.{norm}.scale: leave qk_clip out")
+            for norm in ("queries_norm", "q_normalization", "qk_ln", "ln_qk", "key_rms_norm", "norm.query_norm")
+        ),
         ("bias_k", "because of a.attn.bias_k: leave qk_clip out"),
         ("k_proj.lora_magnitude_vector.default.weight", "default.weight keeps the size of its rows"),
     ],
@@ -124,7 +132,10 @@ def test_by_head_is_for_fused_weights(kernel):
         kernel.Muon(named.items(), qk_clip={"head_dim": HEAD, "by_head": True})
 
 
-@pytest.mark.parametrize("beside", ["a.norm1.weight", "a.attn.out_norm.weight", "a.q_norm.weight", "a.attn.qk.weight"])
+OTHERS = "a.norm1", "a.attn.out_norm", "a.q_norm", "a.attn.qk", "a.attn.ln", "a.attn.norm", "a.attn.v_norm"
+
+
+@pytest.mark.parametrize("beside", [f"{name}.weight" for name in OTHERS])
 def test_other_norms_do_not_matter(kernel, beside):
     named = {f"a.attn.{name}.weight": Parameter(torch.ones(8, 8)) for name in ("q_proj", "k_proj")}
     named[beside] = Parameter(torch.ones(8))

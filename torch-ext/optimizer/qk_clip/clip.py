@@ -133,9 +133,11 @@ class QKClip:
             raise ValueError(f"qk_clip has no layer {layer!r}, only {', '.join(map(repr, self._by_key))}")
         heads, device = attention.heads, self._largest.device
         if logits.shape[-1:] != (heads,) or logits.device != device:
+            is_fused = len(attention.weights) == 1
+            advice = ". If heads of the fused weight share keys, qk_clip needs num_kv_heads" if is_fused else ""
             raise ValueError(
                 f"logits of layer {layer!r} must be (..., {heads}) on {device}, "
-                f"got {tuple(logits.shape)} on {logits.device}"
+                f"got {tuple(logits.shape)} on {logits.device}{advice}"
             )
         if logits.dtype not in DTYPES or logits.layout != torch.strided:
             raise TypeError(

@@ -23,7 +23,10 @@ _ROLES = {
     **dict.fromkeys(("qkv", "qkv_proj", "in_proj_weight"), "fused"),
 }
 # Modules beside them that bring queries or keys to one size, so that the size of their weights does not matter.
-_NORMS = re.compile(r"^(q|k|qk|query|key)_?(layer)?_?norm$|^norm_?(q|k|qk)$")
+_NORMED, _NORM = "(q|k|qk|query|key|queries|keys)", "(layer_?norm|norm|normalization|ln|rms|rms_?norm)"
+_NORMS = re.compile(f"{_NORMED}_?{_NORM}|{_NORM}_?{_NORMED}")
+# Modules that hold such norms, as `norm` does in Flux: norm.query_norm.scale.
+_OF_NORMS = re.compile("(qk_?)?norms?")
 
 
 def plain_layers(layers: Any) -> Layers:
@@ -114,9 +117,10 @@ def check_logits_follow(weights: Sequence[str], shapes: Shapes) -> None:
     rows, columns = shapes[weights[0]]
     for name, shape in shapes.items():
         parts = bare_name(name).split(".")
-        beside = parts[len(attention)] if parts[: len(attention)] == attention and len(parts) > len(attention) else ""
+        beside, within = [*parts[len(attention) :], "", ""][:2] if parts[: len(attention)] == attention else ("", "")
+        is_norm = _NORMS.fullmatch(within if _OF_NORMS.fullmatch(beside) else beside)
         is_of_input = shape == (columns,) != (rows,)
-        if (_NORMS.search(beside) and not is_of_input) or beside == "bias_k":
+        if (is_norm and not is_of_input) or beside == "bias_k":
             raise ValueError(
                 f"qk_clip cannot bring down the logits of {weights[0]}, because of {name}: leave qk_clip out"
             )
