@@ -55,6 +55,15 @@ def test_parts_of_a_channels_last_convolution_give_the_bits_of_one_process(kerne
     assert all(torch.equal(x, alone) for x in pools(2).run(trained, *case, PLACEMENTS[placement]))
 
 
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=list(SETTINGS))
+def test_a_rank_without_rows_has_the_order_of_the_others(kernel, pools, settings):
+    """Of six rows the last of four ranks gets none."""
+    case = (6, 8, 3, 3), settings
+    with one_thread():
+        alone = trained(kernel, *case)
+    assert all(torch.equal(x, alone) for x in pools(4).run(trained, *case, Shard(0)))
+
+
 @pytest.mark.parametrize("placement", [Shard(0), Shard(1)], ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_a_redistributed_state_loads_whatever_its_order_in_memory(kernel, pools, placement, size):

@@ -152,8 +152,8 @@ def part_here(p: Tensor) -> Tensor:
 
     Its strides say how elements lie: `distribute_tensor` makes contiguous parts of a tensor with other strides.
     """
-    part = getattr(p, "_local_tensor", p)  # of a DTensor, which only higher floors know
-    return part if part.numel() and part.ndim == p.ndim else p
+    part = getattr(p, "_local_tensor", p)  # of a DTensor, which only higher floors know; outside of its mesh it is 1-d
+    return part if part.ndim == p.ndim else p
 
 
 def _columns_in_memory(p: Tensor) -> tuple[int, ...]:
