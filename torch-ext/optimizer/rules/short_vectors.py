@@ -1,8 +1,9 @@
 """Short tensors on a CPU, joined for an operation of torch that waits for all threads at every tensor.
 
 torch's fused AdamW shares a tensor, however short, among all threads, and waits for the last of them. Where other
-processes hold the cores, that takes up to a time slice, several milliseconds. ResNet-50 has 107 vectors: waiting for
-them took as long as all of its matrices (benchmarks/results/step-cpu-2026-11-24-zen4.json, beside busy cores).
+processes hold the cores, that takes up to a time slice, several milliseconds. ResNet-50 has 107 vectors: beside busy
+cores their step took 871 ms, as long as that of all matrices, and 16 ms since they are joined
+(benchmarks/results/step-cpu-2026-11-24-zen4.json and step-cpu-2026-11-28-zen4-resnet-50.json).
 """
 
 from __future__ import annotations
