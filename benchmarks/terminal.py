@@ -12,7 +12,7 @@ from benchmarks.result_file import has_results
 from tools.pages.tables import Table, sweep_tables
 
 # Columns of text where the output is no terminal.
-WIDTH = 160
+WIDTH = 230
 
 
 def print_results(rows: Sequence[dict], name: str = "Results") -> None:
