@@ -94,8 +94,13 @@ def test_a_step_that_overflow_skips_scales_neither_biases_nor_frozen_weights(ker
         ),
         *(
             (f"{norm}.scale", f"because of a.attn.{norm}.scale: leave qk_clip out")
-            for norm in ("queries_norm", "q_normalization", "qk_ln", "ln_qk", "key_rms_norm", "norm.query_norm")
+            for norm in ("queries_norm", "q_normalization", "qk_ln", "ln_qk", "key_rms_norm", "img_attn_q_norm")
         ),
+        *(
+            (f"{norm}.scale", f"because of a.attn.{norm}.scale: leave qk_clip out")
+            for norm in ("qk_norm", "norm.query_norm", "qk_norm.k_norm", "norms.q", "norm.k", "core_attention.ln_q")
+        ),
+        ("q_norm_weight", "because of a.attn.q_norm_weight: leave qk_clip out"),
         ("bias_k", "because of a.attn.bias_k: leave qk_clip out"),
         ("k_proj.lora_magnitude_vector.default.weight", "default.weight keeps the size of its rows"),
     ],
@@ -126,16 +131,25 @@ def test_a_norm_of_what_the_weights_read_does_no_harm(kernel):
     assert named["a.attn.q_proj.weight"].unique().tolist() == [FACTOR]
 
 
+@pytest.mark.parametrize("norm", ["q_norm", "ln_k"])
+def test_a_norm_of_all_queries_or_keys_beside_a_fused_weight_is_refused(kernel, norm):
+    """It has as many elements as the fused weight has columns, and is still none of what the weight reads."""
+    named = {"a.attn.qkv.weight": Parameter(torch.ones(24, 8)), f"a.attn.{norm}.weight": Parameter(torch.ones(8))}
+    with pytest.raises(ValueError, match=f"because of a.attn.{norm}.weight: leave qk_clip out"):
+        kernel.Muon(named.items(), qk_clip={"head_dim": HEAD})
+
+
 def test_by_head_is_for_fused_weights(kernel):
     named = {f"a.attn.{name}.weight": Parameter(torch.ones(8, 8)) for name in ("q_proj", "k_proj")}
     with pytest.raises(ValueError, match=r"by_head of qk_clip is for fused weights, and a\.attn\.q_proj\.weight has"):
         kernel.Muon(named.items(), qk_clip={"head_dim": HEAD, "by_head": True})
 
 
-OTHERS = "a.norm1", "a.attn.out_norm", "a.q_norm", "a.attn.qk", "a.attn.ln", "a.attn.norm", "a.attn.v_norm"
+OUTSIDE = "a.norm1", "a.q_norm", "a.input_layernorm", "a.post_attention_norm", "a.attn2.q_norm"
+INSIDE = "ln", "norm", "norm1", "out_norm", "v_norm", "kv_norm", "qk", "query_key_value", "norm.v", "cross_attn.q_norm"
 
 
-@pytest.mark.parametrize("beside", [f"{name}.weight" for name in OTHERS])
+@pytest.mark.parametrize("beside", [f"{name}.weight" for name in (*OUTSIDE, *(f"a.attn.{name}" for name in INSIDE))])
 def test_other_norms_do_not_matter(kernel, beside):
     named = {f"a.attn.{name}.weight": Parameter(torch.ones(8, 8)) for name in ("q_proj", "k_proj")}
     named[beside] = Parameter(torch.ones(8))

@@ -133,8 +133,8 @@ class QKClip:
             raise ValueError(f"qk_clip has no layer {layer!r}, only {', '.join(map(repr, self._by_key))}")
         heads, device = attention.heads, self._largest.device
         if logits.shape[-1:] != (heads,) or logits.device != device:
-            is_fused = len(attention.weights) == 1
-            advice = ". If heads of the fused weight share keys, qk_clip needs num_kv_heads" if is_fused else ""
+            may_share = attention.is_fused and not self._settings.num_kv_heads and logits.device == device
+            advice = ". If heads of the fused weight share keys, qk_clip needs num_kv_heads" if may_share else ""
             raise ValueError(
                 f"logits of layer {layer!r} must be (..., {heads}) on {device}, "
                 f"got {tuple(logits.shape)} on {logits.device}{advice}"

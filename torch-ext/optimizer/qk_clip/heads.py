@@ -61,6 +61,7 @@ class Attention(NamedTuple):
     heads: int  # number of heads that have logits
     first: int  # number of heads in all layers before this one
     weights: Runs
+    is_fused: bool  # whether queries, keys and values have one weight
 
 
 def clip_settings(qk_clip: Mapping[str, Any]) -> ClipSettings:
@@ -116,7 +117,7 @@ def attentions(settings: ClipSettings, shapes: Shapes) -> list[Attention]:
             check_logits_follow(weights, shapes)
         heads, runs = _layer_runs(settings, weights, shapes)
         runs.update(_scaled_alike(weights, runs, shapes, adapters))
-        layers.append(Attention(keys, heads, first, runs))
+        layers.append(Attention(keys, heads, first, runs, len(weights) == 1))
         first += heads
     return layers
 

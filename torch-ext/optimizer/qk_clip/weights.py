@@ -22,11 +22,12 @@ _ROLES = {
     **dict.fromkeys(("k_proj", "wk", "kv_b_proj", "wkv_b"), "key"),
     **dict.fromkeys(("qkv", "qkv_proj", "in_proj_weight"), "fused"),
 }
-# Modules beside them that bring queries or keys to one size, so that the size of their weights does not matter.
-_NORMED, _NORM = "(q|k|qk|query|key|queries|keys)", "(layer_?norm|norm|normalization|ln|rms|rms_?norm)"
-_NORMS = re.compile(f"{_NORMED}_?{_NORM}|{_NORM}_?{_NORMED}")
-# Modules that hold such norms, as `norm` does in Flux: norm.query_norm.scale.
-_OF_NORMS = re.compile("(qk_?)?norms?")
+# Modules beside them that bring queries or keys to one size, so that the size of their weights does not matter, by what
+# names have after that of the attention.
+_NORMED, _NORM = "(q|k|qk|query|key|queries|keys)", "((layer_?|rms_?)?norm|normalization|ln|rms)s?"
+# What such a norm may be in, as in norm.query_norm.scale of Flux. Another module there may be another attention.
+_AROUND = r"(((qk_?)?norms?|((self|inner|core)_?)?(attn|attention))\.)?"
+_NORMS = re.compile(rf"{_AROUND}(\w+_)?({_NORMED}_?{_NORM}|{_NORM}[._]?{_NORMED})(_weight|_scale)?(\.|$)")
 
 
 def plain_layers(layers: Any) -> Layers:
@@ -110,17 +111,17 @@ def check_logits_follow(weights: Sequence[str], shapes: Shapes) -> None:
 
     That is a norm of queries or keys, or DoRA's magnitudes: the logits would stay, and the rows would shrink at every
     step. torch's `bias_k` is a key beside those that the weights make, which nothing scales. A norm of what the weights
-    read, which has as many elements as they have columns and not as many as rows, does no harm.
+    read, which has as many elements as they have columns and not as many as rows, does no harm. Values too are made
+    from what a fused weight reads, so that a norm of queries or keys is not one of that.
     """
     layers = [re.sub(r"\.weight$", "", bare_name(name)).split(".") for name in weights]
     attention = [first for first, *others in zip(*(layer[:-1] for layer in layers)) if all(x == first for x in others)]
     rows, columns = shapes[weights[0]]
     for name, shape in shapes.items():
         parts = bare_name(name).split(".")
-        beside, within = [*parts[len(attention) :], "", ""][:2] if parts[: len(attention)] == attention else ("", "")
-        is_norm = _NORMS.fullmatch(within if _OF_NORMS.fullmatch(beside) else beside)
-        is_of_input = shape == (columns,) != (rows,)
-        if (is_norm and not is_of_input) or beside == "bias_k":
+        below = ".".join(parts[len(attention) :]) if parts[: len(attention)] == attention else ""
+        is_of_input = len(weights) > 1 and shape == (columns,) != (rows,)
+        if (_NORMS.match(below) and not is_of_input) or below == "bias_k":
             raise ValueError(
                 f"qk_clip cannot bring down the logits of {weights[0]}, because of {name}: leave qk_clip out"
             )
