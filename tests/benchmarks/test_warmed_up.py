@@ -84,10 +84,12 @@ def test_a_step_sweep_compares_all_with_both_of_ours(built, graphs):
     assert outcomes[OURS]["ratio"] == outcomes[WARMED_UP]["ratio_to_warmed_up"] == [1, 1, 1]
     assert outcomes[WARMED_UP]["error"] == outcomes[OURS]["error"]
     assert outcomes[ADAMW]["ratio"] != outcomes[ADAMW]["ratio_to_warmed_up"]
-    first, second = sweep_tables({"results": [row]}, "step")
+    first, second, pieces = sweep_tables({"results": [row]}, "step")
     assert first.headings[-2:] == (f"{WARMED_UP} / ours", f"{ADAMW} / ours")
     assert second.headings == ("case", *(f"{name} / warmed up" for name in (OURS, WARMED_UP, ADAMW)))
     assert second.rows[0][2] == "1.00 (1.00-1.00)"
+    assert pieces.headings[:2] == ("case", "ms") and pieces.headings[-1] == "rest"
+    assert float(pieces.rows[0][1]) == pytest.approx(sum(map(float, pieces.rows[0][2:])), rel=1e-2)
 
 
 def test_all_contestants_of_a_step_move_the_same_parameters(built, graphs, monkeypatch):
