@@ -198,9 +198,17 @@ def in_a_group_of_each_branch(kernel):
     return adamw.state_dict(), kernel.Muon([{"params": part, "use_muon": muon} for muon, part in parts.items()])
 
 
+def in_a_group_of_each_branch_by_routing(kernel):
+    """Neither group says its branch, so the two look like the halves of one that had the embedding last."""
+    state_dict, optimizer = in_a_group_of_each_branch(kernel)
+    parts = [list(zip(group["param_names"], group["params"])) for group in optimizer.param_groups]
+    return state_dict, kernel.Muon([{"params": part} for part in parts])
+
+
 @pytest.mark.parametrize(
     "make, words",
     [
+        (in_a_group_of_each_branch_by_routing, r"parameters \(8, 8\) are in 2 groups here and in 1 of the source"),
         (in_a_group_of_each_branch, r"^the state does not fit:\s+parameters \(8, 8\) are in 2 groups here and in 1"),
         (in_groups_of_another_order, r"\(8, 8\) are in 2 groups here and in 1 of the source: .* Pass `names`"),
         (mixed_up, r"wte.weight \(40, 12\): it comes next in no group of the source\. the source has no names"),

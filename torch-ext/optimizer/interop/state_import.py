@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
+from numbers import Real
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence, Union
 
 from torch import Tensor
 
 from ..muon import Muon
 from ..parameters.argument_checks import check_state_dict, shortened
 from ..parameters.checkpoints import THIS_PACKAGE, advice_for, source_of
-from ..parameters.groups import LENGTHS, listed, names_of
+from ..parameters.groups import listed, names_of
 from ..parameters.names import bare_name, repeated
-from ..parameters.sequences import is_sequence
 from ..parameters.state import MOMENTS, REMAINDER
+from .state_checks import check_groups
 from .state_order import given_groups, given_parameters, names_in_order, orders_that_may_differ, shapes_by_group
-from .state_settings import merged_settings
+from .state_settings import merged_groups
 from .state_sources import SOURCES, Settings, Source, branch_by_flag, translated_state
 
 _BRANCHES = ("muon", "adamw")
@@ -43,7 +44,7 @@ def import_state(
     source: str = "torch",
     *,
     adamw_state_dict: Optional[Mapping[str, Any]] = None,
-    names: Optional[Sequence[str]] = None,
+    names: Optional[Iterable[str]] = None,
 ) -> list[str]:
     """Load another optimizer's `state_dict` into `optimizer` in place; return sentences about what was not imported.
 
@@ -78,9 +79,9 @@ def import_state(
     settings: those unknown here, those that the state lacks, and those that differ between groups which are one group
     here.
 
-    Raises TypeError for another optimizer, and ValueError for settings that cannot work or, in one list, for all
-    parameters that are missing, unknown, of another branch, of another shape or with other state. Then nothing has
-    changed.
+    Raises TypeError for another optimizer, TypeError or ValueError for settings that are missing or cannot work, and
+    ValueError, in one list, for all parameters that are missing, unknown, of another branch, of another shape or with
+    other state. Then nothing has changed.
     """
     if not isinstance(optimizer, Muon):
         raise TypeError(f"state is imported into a Muon of this package, got {type(optimizer).__name__}")
@@ -92,15 +93,12 @@ def import_state(
     likely = source_of(state_dict)
     if likely == THIS_PACKAGE or (source in _SURE and likely != source):
         raise ValueError(f"the state was not saved by source={source!r}: {advice_for(likely)}")
-    for entry in entries:
-        lacking = [key for key in known.needed.get(entry.branch or "", ()) if key not in entry.group]
-        if lacking:
-            raise ValueError(
-                f"a group of the state has no {', '.join(lacking)}, which groups of source={source!r} have for "
-                f"parameters of {entry.branch}: {advice_for(likely)}"
-            )
+    advice = "" if likely == source else f": {advice_for(likely)}"
+    check_groups(f"the state of source={source!r}", state_dict["param_groups"], entries, known, advice)
     if adamw_state_dict is not None:
-        entries += [entry._replace(branch="adamw") for entry in _entries(adamw_state_dict, known.branch_of)]
+        others = [entry._replace(branch="adamw") for entry in _entries(adamw_state_dict, known.branch_of)]
+        check_groups("adamw_state_dict", adamw_state_dict["param_groups"], others, known)
+        entries += others
     names = names_in_order(shapes_by_group(entries), given_parameters(optimizer)) if by_order else names
     entries = entries if names is None else _named(entries, names)
     target = optimizer.state_dict()
@@ -120,13 +118,7 @@ def import_state(
     if problems:
         raise ValueError(_refusal(problems, source, likely))
     state |= {parameter.key: _new_state(parameter, entry, known) for parameter, entry in pairs if entry.state}
-    groups, notes = [], []
-    for i, group in enumerate(target["param_groups"]):
-        # Groups of the source are compared by identity, since they hold tensors.
-        by_id = {id(entry.group): entry.group for parameter, entry in pairs if parameter.group is group}
-        changes, group_notes = merged_settings(group, list(by_id.values()), known)
-        groups.append({key: x for key, x in {**group, **changes}.items() if key != LENGTHS})
-        notes += [f"group {i}: {note}" for note in group_notes]
+    groups, notes = merged_groups(target["param_groups"], pairs, known)
     optimizer.load_state_dict({**target, "state": state, "param_groups": groups})
     return notes
 
@@ -157,9 +149,10 @@ def _entries(state_dict: Mapping[str, Any], branch_of: Callable[..., Optional[st
     return entries
 
 
-def _named(entries: Sequence[Entry], names: Sequence[str]) -> list[Entry]:
-    if not is_sequence(names) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"names must be a list of the names of parameters, got {shortened(names)}")
+def _named(entries: Sequence[Entry], names: Iterable[str]) -> list[Entry]:
+    given, names = names, list(names) if isinstance(names, Iterable) and not isinstance(names, str) else [None]
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"names must be a list of the names of parameters, got {shortened(given)}")
     if len(names) != len(entries):
         raise ValueError(f"{len(names)} names were given for {len(entries)} parameters of the source")
     return [entry._replace(name=name) for entry, name in zip(entries, names)]
@@ -232,6 +225,10 @@ def _misfits(parameter: Entry, entry: Entry, source: Source) -> list[str]:
     unused = source.unused if parameter.branch == "muon" else frozenset()
     if entry.state and set(entry.state) - unused != wanted:
         return [f"{parameter.name} needs the state {', '.join(sorted(wanted))}, got {', '.join(sorted(entry.state))}"]
+    values = {key: value for key, value in sorted(entry.state.items()) if key in wanted}
+    wrong = [f"{key}={shortened(value)}" for key, value in values.items() if not _is_value(key, value)]
+    if wrong:
+        return [f"{parameter.name} needs tensors as state and a number as step, the source has {', '.join(wrong)}"]
     if entry.state and MOMENTS in parameter.state and MOMENTS not in source.state[parameter.branch]:
         return [
             f"{parameter.name} needs the state {', '.join(parameter.state)}, got {', '.join(wanted)}: construct the "
@@ -241,6 +238,11 @@ def _misfits(parameter: Entry, entry: Entry, source: Source) -> list[str]:
     return [
         f"{parameter.name} is {parameter.shape} here, its {key} in the source {shape}" for key, shape in other_shapes
     ]
+
+
+def _is_value(key: str, value: Any) -> bool:
+    """Whether a value of a state is a tensor, or, as the step of old files, a number."""
+    return isinstance(value, Tensor) or (key == "step" and isinstance(value, Real))
 
 
 def _other_shapes(parameter: Entry, entry: Entry) -> dict[str, tuple[int, ...]]:

@@ -64,13 +64,17 @@ def given_groups(optimizer: Muon) -> dict[str, int]:
     """Return the number of the group in which the user passed each parameter, by the parameter's name.
 
     Routing cuts a group into two halves, Muon's and the other branch's: these are one. A group that says its branch
-    itself is no half.
+    itself is no half, and neither is one whose parameters all came after those of the group before it: the user may
+    have passed the two.
     """
-    numbers, number, before = {}, -1, False
+    order = {p: place for place, p in enumerate(optimizer._reasons)}
+    numbers, number, last = {}, -1, -1  # the last place in the group before, if this one may be its other half
     for group in optimizer.param_groups:
-        says_branch = all(optimizer._reasons.get(p) == reason_of(group) for p in group["params"])
-        number += says_branch or group["use_muon"] or not before
-        before = group["use_muon"] and not says_branch  # whether the next one may be its other half
+        places = [order[p] for p in group["params"]]
+        says_branch = all(optimizer._reasons[p] == reason_of(group) for p in group["params"])
+        is_other_half = not says_branch and not group["use_muon"] and min(places, default=last) < last
+        number += not is_other_half
+        last = max(places, default=-1) if group["use_muon"] and not says_branch else -1
         numbers.update(dict.fromkeys(names_of(group), number))
     return numbers
 

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Any, Sequence
 
-from ..parameters.groups import other_meanings
+from ..parameters.groups import LENGTHS, other_meanings
 from .state_sources import Settings, Source, branch_by_flag, translated
 
 
-def merged_settings(group: Settings, source_groups: Sequence[Settings], source: Source) -> tuple[Settings, list[str]]:
+def merged_groups(
+    groups: Sequence[Settings], pairs: Sequence[tuple[Any, Any]], source: Source
+) -> tuple[list[Settings], list[str]]:
+    """Return `groups` with the settings that they get from the source, and notes on the others.
+
+    `pairs` are a parameter of a group and its entry in the source; both have a `group`.
+    """
+    merged, notes = [], []
+    for i, group in enumerate(groups):
+        # Groups of the source are compared by identity, since they hold tensors.
+        by_id = {id(entry.group): entry.group for parameter, entry in pairs if parameter.group is group}
+        changes, group_notes = _merged_settings(group, list(by_id.values()), source)
+        merged.append({key: x for key, x in {**group, **changes}.items() if key != LENGTHS})
+        notes += [f"group {i}: {note}" for note in group_notes]
+    return merged, notes
+
+
+def _merged_settings(group: Settings, source_groups: Sequence[Settings], source: Source) -> tuple[Settings, list[str]]:
     """Return the settings that `group` gets from its parameters' groups in the source, and notes on the others."""
     branch = branch_by_flag(group, {})
     translations = [translated(source_group, branch, source) for source_group in source_groups]

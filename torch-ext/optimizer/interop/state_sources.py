@@ -25,9 +25,13 @@ def _same(*keys: str) -> dict[str, str]:
     return {key: key for key in keys}
 
 
+def _branch_of_flag(flag: Any) -> Optional[str]:
+    return {True: "muon", False: "adamw"}.get(flag) if isinstance(flag, Real) else None
+
+
 def branch_by_flag(group: Group, state: Mapping[str, Any]) -> Optional[str]:
-    """Return the branch that the group's `use_muon` chooses."""
-    return "muon" if group.get("use_muon", True) else "adamw"
+    """Return the branch that the group's `use_muon` chooses, or None if that is neither True nor False."""
+    return _branch_of_flag(group.get("use_muon", True))
 
 
 _STATE = {"muon": _same("momentum_buffer"), "adamw": _same("step", "exp_avg", "exp_avg_sq")}
@@ -49,6 +53,15 @@ class Source(NamedTuple):
     unused: frozenset[str] = frozenset()  # state of matrices that is not imported
 
 
+def known_keys(source: Source) -> set[str]:
+    """Return the keys of the source's groups that are translated, or that are no settings."""
+    return {key for table in source.settings.values() for key in table.values()} | source.adapted | _UNRELATED
+
+
+def _is_off(key: str, value: Any) -> bool:
+    return value is None or (isinstance(value, (Real, str)) and value == _OFF.get(key, False))
+
+
 def translated(group: Group, branch: str, source: Source) -> tuple[Settings, list[str]]:
     """Return our settings for a group of `source` in `branch`, and those without a counterpart as `key=value`."""
     keys = dict(source.settings[branch])
@@ -61,11 +74,8 @@ def translated(group: Group, branch: str, source: Source) -> tuple[Settings, lis
     if source.sums and branch == "muon":
         # eps is added to the norm of the sum, which is 1 / (1 - momentum) times that of the average.
         settings["eps"] = (1 - settings["momentum"]) * settings["eps"]
-    known = {key for table in source.settings.values() for key in table.values()} | source.adapted | _UNRELATED
-    lost = []
-    for key, value in group.items():
-        if key not in known and value is not None and value != _OFF.get(key, False):
-            lost.append(f"{key}={value!r}")
+    known = known_keys(source)
+    lost = [f"{key}={value!r}" for key, value in group.items() if key not in known and not _is_off(key, value)]
     for key, source_key in keys.items():
         if source_key in group and key not in settings:
             lost.append(f"{source_key}={group[source_key]!r}")
@@ -77,8 +87,6 @@ def translated_state(state: Mapping[str, Any], group: Group, branch: str, source
     result = {key: state[source_key] for key, source_key in source.state[branch].items()}
     if branch == "adamw":
         step = result["step"]  # a number in old files
-        if not isinstance(step, (Tensor, Real)):
-            raise ValueError(f"the step of a parameter must be a number or a tensor, got {step!r}")
         result["step"] = (step if isinstance(step, Tensor) else torch.tensor(step, device="cpu")).to(torch.float32)
     elif source.sums:
         result["momentum_buffer"] = result["momentum_buffer"] * (1 - group[source.settings["muon"]["momentum"]])
@@ -88,12 +96,11 @@ def translated_state(state: Mapping[str, Any], group: Group, branch: str, source
 def _timm_branch(group: Group, state: Mapping[str, Any]) -> Optional[str]:
     # A parameter that has had a gradient has the branch in its state; else shapes decide, unless the group does.
     forced = False if group.get("use_fallback") else group.get("use_muon")
-    flag = state.get("use_muon", forced)
-    return None if flag is None else "muon" if flag else "adamw"
+    return _branch_of_flag(state.get("use_muon", forced))
 
 
 def _moonlight_branch(group: Group, state: Mapping[str, Any]) -> Optional[str]:
-    return {True: "muon", False: "adamw"}.get(state.get("use_muon"))
+    return _branch_of_flag(state.get("use_muon"))
 
 
 def _adapt_timm_(settings: Settings, group: Group, branch: str) -> None:
@@ -121,14 +128,14 @@ def _adapt_dion_(settings: Settings, group: Group, branch: str) -> None:
     if group.get("flatten"):
         settings["conv_mode"] = "flatten"
     # Its spectral_norm is the factor sqrt(rows / cols).
-    multiplier = {"spectral_norm": "rms_to_rms", "rms_norm": "match_rms_adamw"}.get(settings.pop("adjust_lr_fn"))
+    multiplier = {"spectral_norm": "rms_to_rms", "rms_norm": "match_rms_adamw"}.get(str(settings.pop("adjust_lr_fn")))
     if multiplier is not None:
         settings["adjust_lr_fn"] = multiplier
 
 
 def _dion_branch(group: Group, state: Mapping[str, Any]) -> Optional[str]:
     algorithm = group.get("algorithm", "muon")
-    return "muon" if algorithm == "normuon" else algorithm
+    return "muon" if algorithm == "normuon" else str(algorithm)
 
 
 _SHARED = _same("lr", "weight_decay", "momentum", "nesterov")
@@ -160,7 +167,7 @@ SOURCES = {
         branch_of=_timm_branch,
         adapt_=_adapt_timm_,
         adapted=frozenset({"fallback_lr_scale", "adamw_lr", "safety_factor"}),
-        needed={"adamw": ("lr", "nesterov")},
+        needed={"muon": ("ns_coefficients", "ns_steps", "eps"), "adamw": ("lr", "nesterov")},
     ),
     # https://github.com/KellerJordan/Muon, muon.py of the package muon-optimizer 0.1.0
     "keller_jordan": Source(
