@@ -100,6 +100,10 @@ def test_a_step_that_overflow_skips_scales_neither_biases_nor_frozen_weights(ker
             (f"{norm}.scale", f"because of a.attn.{norm}.scale: leave qk_clip out")
             for norm in ("qk_norm", "norm.query_norm", "qk_norm.k_norm", "norms.q", "norm.k", "core_attention.ln_q")
         ),
+        *(
+            (f"{norm}.weight", f"because of a.attn.{norm}.weight: leave qk_clip out")
+            for norm in ("q_RMSNorm", "queryNorm", "RMSNorm_k", "query_norm_layer", "q_norm1")
+        ),
         ("q_norm_weight", "because of a.attn.q_norm_weight: leave qk_clip out"),
         ("bias_k", "because of a.attn.bias_k: leave qk_clip out"),
         ("k_proj.lora_magnitude_vector.default.weight", "default.weight keeps the size of its rows"),
@@ -147,6 +151,7 @@ def test_by_head_is_for_fused_weights(kernel):
 
 OUTSIDE = "a.norm1", "a.q_norm", "a.input_layernorm", "a.post_attention_norm", "a.attn2.q_norm"
 INSIDE = "ln", "norm", "norm1", "out_norm", "v_norm", "kv_norm", "qk", "query_key_value", "norm.v", "cross_attn.q_norm"
+INSIDE += "q_a_layernorm", "kv_a_layernorm", "indexer.k_norm", "norm_added_k"
 
 
 @pytest.mark.parametrize("beside", [f"{name}.weight" for name in (*OUTSIDE, *(f"a.attn.{name}" for name in INSIDE))])

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -200,12 +201,13 @@ def test_groups_of_other_settings_have_graphs_of_their_own(kernel, simulated):
     assert simulated.replays > simulated.captures
 
 
-def test_graphs_that_fit_no_step_any_more_are_dropped_with_a_warning(kernel, simulated):
+@pytest.mark.parametrize("key, value", [("ns_steps", 7), ("eps", 1e-3)])
+def test_graphs_that_fit_no_step_any_more_are_dropped_with_a_warning(kernel, simulated, key, value):
     optimizer = kernel.Muon(parameters(), **SETTINGS)
     optimizer.warmup(lambda *_: None)
     count = len(optimizer._plan.batches)
     for group in optimizer.param_groups:
-        group["ns_steps"] = 7
+        group[key] = value
     with pytest.warns(RuntimeWarning, match=r"no longer fit what steps do.*until you call warmup\(\) again") as warned:
         steps(optimizer, 1)
     assert [warning.filename for warning in warned] == [steps.__code__.co_filename]
@@ -225,3 +227,27 @@ def test_a_graph_is_not_replayed_after_torch_rounds_float32_in_another_way(kerne
     with pytest.warns(RuntimeWarning, match="no longer fit"):
         steps(optimizer, 1)
     assert simulated.replays == before
+
+
+def test_a_warm_up_after_a_change_says_nothing_of_old_graphs(kernel, simulated):
+    optimizer = kernel.Muon(parameters(), **SETTINGS)
+    optimizer.warmup(lambda *_: None)
+    for group in optimizer.param_groups:
+        group["ns_steps"] = 7
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.warmup(lambda *_: None)
+    assert optimizer._graphs._replays
+
+
+def test_graphs_wait_for_parameters_that_are_frozen_for_a_while(kernel, simulated):
+    params = parameters()
+    optimizer = kernel.Muon(params, **SETTINGS)
+    optimizer.warmup(lambda *_: None)
+    before = dict(optimizer._graphs._replays)
+    frozen = dict(params)[optimizer.param_groups[0]["param_names"][0]]
+    for needed in (False, True):
+        frozen.requires_grad_(needed)
+        frozen.grad = None
+        steps(optimizer, 1)
+    assert optimizer._graphs._replays == before

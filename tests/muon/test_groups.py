@@ -237,6 +237,7 @@ def test_keys_that_others_write_and_ones_own_stay(kernel):
     others.update(
         lr_multiplier=0.5, wd_multiplier=0.0, is_last_layer=False, param_group="bias", rho=0.05, adaptive=True
     )
+    others.update(decoupled_weight_decay=False, weight_decay=0.0)  # as Adam writes it where it means nothing
     params = named_parameters()
     optimizer = kernel.Muon([{"params": params.items(), **others, "_mine": 7}])
     for group in optimizer.param_groups:

@@ -148,12 +148,17 @@ FILES = {
     "with the keys of JSON": (
         lambda k: loads(k, with_keys_of_json(k)),
         ValueError,
-        r"state must have the numbers .* got '0', '1', '2': JSON makes strings of numbers",
+        r"state has the keys '0', '1', '2', and params of the groups are 0, 1, 2: none .* strings of numbers",
     ),
     "with a number for parameters": (
         lambda k: loads(k, with_groups(k, params=5)),
         TypeError,
         "params of a saved group must be a list, got 5",
+    ),
+    "with lists in lists": (
+        lambda k: loads(k, with_groups(k, params=[[0], [1]])),
+        TypeError,
+        r"params of saved groups must be numbers or names, got \[\[0\], \[1\]",
     ),
     "without a list of names": (
         lambda k: loads(k, with_groups(k, param_names=None)),

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 SETTINGS = dict(lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, maximize=False)
-# Vectors, a matrix, one that ends within a vector of the kernel, and one too long to be joined.
-SHAPES = [(64,), (8, 32), (70,), (3,), (1 << 15,), ((1 << 15) + 32,)]
-COUNTS = {"as often": [2.0] * len(SHAPES), "not as often": [2.0, 7.0, 2.0, 7.0, 2.0, 3.0]}
+# Vectors, a matrix, some that end within a vector of the kernel, one too long to be joined, and an empty one.
+SHAPES = [(64,), (8, 32), (70,), (3,), (1 << 15,), ((1 << 15) + 32,), (0,)]
+COUNTS = {"as often": [2.0] * len(SHAPES), "not as often": [2.0, 7.0, 2.0, 7.0, 2.0, 3.0, 2.0]}
 
 pytestmark = pytest.mark.kernels_ci
 
@@ -56,15 +56,19 @@ def test_a_tensor_gets_the_same_bits_alone_and_among_others(kernel, threads, cha
     for tensors in each_alone(alone):
         take_steps(kernel, tensors, **changes)
     assert all(map(torch.equal, [t for column in together for t in column], [t for column in alone for t in column]))
-    assert not any(map(torch.equal, together.parameters, drawn(kernel, counts, dtype).parameters))
+    assert not any(map(torch.equal, together.parameters[:-1], drawn(kernel, counts, dtype).parameters))
 
 
 @pytest.mark.parametrize("found", [0.0, 1.0])
 def test_gradients_stay_scaled_and_an_overflow_changes_nothing(kernel, threads, found):
     scaling = torch.tensor([8.0]), torch.tensor([found])
-    tensors, before = (drawn(kernel, COUNTS["as often"]) for _ in range(2))
+    tensors, alone, before = (drawn(kernel, COUNTS["as often"]) for _ in range(3))
     take_steps(kernel, tensors, scaling)
-    kept = [list(map(torch.equal, *columns)) for columns in zip(tensors, before)]
+    for each in each_alone(alone):
+        take_steps(kernel, each, scaling)
+    assert all(all(map(torch.equal, *columns)) for columns in zip(tensors, alone))
+    filled = [column[:-1] for column in tensors], [column[:-1] for column in before]
+    kept = [list(map(torch.equal, *columns)) for columns in zip(*filled)]
     assert all(kept[1]) and all(any(column) == all(column) == bool(found) for column in (kept[0], *kept[2:]))
 
 
@@ -77,12 +81,14 @@ def test_the_kernel_waits_once_for_all_short_tensors(kernel, threads):
         fused(parameters, *others, **numbers)
 
     fused = torch._fused_adamw_
-    tensors = drawn(kernel, [2.0, 7.0, 2.0, 7.0, 2.0, 3.0])
+    tensors = drawn(kernel, COUNTS["not as often"])
     with patch.object(torch, "_fused_adamw_", call):
         kernel.rules.adamw.adamw_(tensors, kernel.rules.fallback.FallbackRule(**SETTINGS))
     # 70 elements are two vectors in place and one of copies; 3 elements are one of copies.
-    padded = [64, 256, 64, 32, 32, 1 << 15, (1 << 15) + 32]
-    assert sorted(called) == sorted([padded] if threads == 1 else [[64 + 64 + 32 + (1 << 15)], [256 + 32], padded[-1:]])
+    padded = [64, 256, 64, 32, 32, 1 << 15, (1 << 15) + 32, 0]
+    assert sorted(called) == sorted(
+        [padded] if threads == 1 else [[64 + 64 + 32 + (1 << 15)], [256 + 32], [(1 << 15) + 32]]
+    )
 
 
 def test_joined_vectors_have_a_longest_length(kernel, monkeypatch):

@@ -394,12 +394,12 @@ class Muon(Optimizer):
         on another choice with other ranks.
         """
         check_call(budget, progress)
+        self._graphs.drop()  # what has changed, or is measured now, decides which ones there are
         self._refresh()
         # Ranks may differ in which kernels have failed: the stages tell all ranks about all failures.
         terms = {ranks: shared._replace(failed="") for ranks, shared in self._plan.terms.items()}
         self._agreement.meet("warm-up", terms, self.param_groups)
         tuner = Tuner(budget)
-        self._graphs.drop()  # what is measured may change which ones there are
         phases = (
             lambda: connect_stages(self._plan),
             lambda: measure_stages(self._plan, tuner),
@@ -611,7 +611,8 @@ class Muon(Optimizer):
         all parameters. Raises ValueError or TypeError for settings that cannot work, before anything is changed.
         """
         make_live_numbers_plain_(self.param_groups)
-        if not are_same(compared_settings(self.param_groups), self._checked_settings):
+        changed = not are_same(compared_settings(self.param_groups), self._checked_settings)
+        if changed:
             make_plain_(self.param_groups)
             self._checked_settings = compared_settings(self.param_groups)
         params = [p for group in self.param_groups for p in group["params"]]
@@ -623,6 +624,8 @@ class Muon(Optimizer):
             reasons = premises.reasons(self._reasons, self._premises)
             self._make_plan()
             self._premises, self._known_state, self._reasons = premises, KnownState(self.state), reasons
+            changed = True
+        if changed:
             self._graphs.drop_unused(self._plan.chains(), self.param_groups)
         now = dependencies(self.param_groups, self.state)
         if self._workspace is None or now != self._workspace_for or not self._workspace.finds_states_in(self.state):

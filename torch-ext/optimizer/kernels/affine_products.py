@@ -1,7 +1,4 @@
-"""torch's product that is not symmetric, a X + B X: of one matrix, of a batch one by one, and of a whole batch.
-
-Also, a multiple of the unit matrix that is added to a square.
-"""
+"""torch's product that is not symmetric, a X + B X, of one matrix or of a batch; and a I, added to a square."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ BATCHED = Products(
 
 @functools.cache
 def symmetric_table(among: Optional[Ranks]) -> Products:
-    """Return the table of the symmetric kernel, whose launches are those that the ranks `among` have agreed on."""
+    """Return the table of the symmetric kernel, launched as the ranks `among` have agreed."""
     product = lambda *given, **options: symmetric_product(*given, among=among, **options)  # noqa: E731
     return BATCHED._replace(
         gram=lambda X, out=None: product(X, X.mT, out=out),
@@ -183,8 +183,8 @@ def select_products(
 
 def _symmetric(device: torch.device, dtype: torch.dtype, m: int, k: int, among: Optional[Ranks]) -> Products:
     """Return `symmetric_table`, named after the kernel that it launches for (m, k)."""
-    compiled, table = launches_hopper_gemm(device, dtype, m, k, among), symmetric_table(among)
-    return table._replace(name="hopper_gemm") if compiled else table
+    table = SYMMETRIC if among is None else symmetric_table(among)  # torch.compile warns of cached functions
+    return table._replace(name="hopper_gemm") if launches_hopper_gemm(device, dtype, m, k, among) else table
 
 
 def _cpu_products(

@@ -174,7 +174,7 @@ def chosen_for(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, among: Opti
 def config_for(device_name: str, target: Target, operands: tuple, among: Optional[Ranks] = None) -> Config:
     """Return the configuration with which `symmetric_gemm_` is launched on operands A, B, D and C.
 
-    `among` has the ranks that share the matrices, which must have agreed on it (`measurements.measured_here`).
+    `among` has the ranks that share the matrices: only what exactly these have agreed on counts (`measured_here`).
     """
     A, B, D, C = operands
     config = chosen_config(device_name, target, A.dtype, A.shape[1:], _how_they_lie(A, B, D, C), among)

@@ -10,7 +10,7 @@ from .formats import dtype_name
 from .hopper_gemm import is_built
 from .machine import gpu_key
 from .measurement_file import Need
-from .measurements import Ranks, candidate_name, failed, measured_here, nearest_of, shipped_entries
+from .measurements import Ranks, candidate_name, failed, measured_here, nearest_of, shipped_entries, sizes_here
 from .predictions import small_side
 from .tracing import constant_while_traced
 
@@ -111,8 +111,8 @@ def chosen_config(
     """Return the configuration measured nearest to `shape`, (m, k), or the safe one if there is no measurement.
 
     `lie` says of the operands whether they come by descriptors and whether they are aligned. Measurements are made on
-    aligned operands. On others the same configuration may spill, so they get the safe one. What ranks have agreed on
-    counts for the ranks `among` whom the matrices are shared (`measured_here`).
+    aligned operands. On others the same configuration may spill, so they get the safe one. `among` has the ranks that
+    share the matrices: only what exactly these have agreed on counts (`measured_here`).
     """
     descriptors, aligned = lie
     entry = nearest(device_name, dtype, *shape, among=among) if aligned else None
@@ -214,12 +214,30 @@ def nearest(
     return nearest_of([(entry["m"], entry["k"], entry) for entry in entries], m, k)
 
 
-@constant_while_traced
 def launches_hopper_gemm(
     device: torch.device, dtype: torch.dtype, m: int, k: int, among: Optional[Ranks] = None
 ) -> bool:
-    """Whether the compiled Hopper kernel is the fastest known symmetric product for m x k on this GPU."""
+    """Whether the compiled Hopper kernel is the fastest known symmetric product for m x k on this GPU.
+
+    torch.compile traces it with sizes that are symbols: these are compared here, and what is known is a constant.
+    """
+    here, shipped = _known_to_be_compiled(device, dtype, among)
+    for measured_m, measured_k, is_compiled in here:
+        if (measured_m, measured_k) == (m, k):
+            return is_compiled
+    return bool(nearest_of(shipped, m, k))
+
+
+@constant_while_traced
+def _known_to_be_compiled(
+    device: torch.device, dtype: torch.dtype, among: Optional[Ranks]
+) -> tuple[tuple[tuple[int, int, bool], ...], ...]:
+    """Return m, k and whether the entry is of a compiled product, for sizes measured here and for shipped ones."""
     if not torch.cuda.is_available() or not is_built():  # `device` is a fake GPU, or there is no such kernel
-        return False
-    entry = nearest(torch.cuda.get_device_name(device), dtype, m, k, among=among)
-    return entry is not None and _config_of(entry) in COMPILED
+        return (), ()
+    key, kernel = gpu_key(torch.cuda.get_device_name(device)), ("symmetric_gemm", dtype_name(dtype))
+    here = [entry for entry, _ in sizes_here(key, *kernel, among)]
+    known = here, shipped_entries(key, *kernel)
+    return tuple(
+        tuple((entry["m"], entry["k"], _config_of(entry) in COMPILED) for entry in entries) for entries in known
+    )

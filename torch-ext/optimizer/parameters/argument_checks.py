@@ -111,12 +111,14 @@ def check_state_dict(state_dict: Any) -> None:
         for key in ("params", "param_names"):
             if key in group and not is_sequence(group[key]):
                 raise TypeError(f"{key} of a saved group must be a list, got {shortened(group[key])}")
-    numbers = {number for group in groups for number in group["params"]}
-    if state and numbers and numbers.isdisjoint(state):
-        first = ", ".join(map(repr, list(state)[:3]))
+    params = [number for group in groups for number in group["params"]]
+    if not all(isinstance(number, (int, str)) for number in params):
+        raise TypeError(f"params of saved groups must be numbers or names, got {shortened(params)}")
+    if state and params and state.keys().isdisjoint(params):
+        keys, wanted = (", ".join(map(repr, list(each)[:3])) for each in (state, params))
         raise ValueError(
-            f"state must have the numbers that param_groups list as params for its keys, got {first}: JSON makes "
-            "strings of numbers"
+            f"state has the keys {keys}, and params of the groups are {wanted}: none has a state. JSON makes strings "
+            "of numbers"
         )
 
 

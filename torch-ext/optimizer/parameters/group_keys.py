@@ -39,7 +39,8 @@ def check_keys(group: Mapping[str, Any]) -> None:
     for key, value in group.items():
         if key in REFUSED and value:
             raise ValueError(f"{key}={value!r} in a parameter group is not supported: leave it out")
-        if key == "decoupled_weight_decay" and value is False:  # torch's Adam writes it, and adds decay to gradients
+        # torch's Adam writes it, and adds decay to gradients.
+        if key == "decoupled_weight_decay" and value is False and group.get("weight_decay") != 0:
             raise ValueError(
                 "decoupled_weight_decay=False in a parameter group is not supported: weight_decay never enters the "
                 "gradients here. Leave it out, and choose weight_decay as for AdamW"

@@ -125,8 +125,8 @@ def _check_local_shape(name: str, tensor: DTensor, layout: Layout) -> None:
         raise ValueError(
             f"{name} {layout.shape} has a part {shape} on rank {this_rank()}, where its placements {tensor.placements} "
             f"on a mesh of ranks {layout.mesh.ranks} say {expected}. fully_shard goes by the order of the ranks in "
-            "their group: give it a mesh with ranks in ascending order. What it and tensor parallelism cut unevenly "
-            "lies otherwise than they say: pad it. DTensor.from_local takes parts only as torch.chunk cuts them"
+            "their group: give it a mesh with ranks in ascending order. Over tensor parallelism its parts are what "
+            "placements say only if the size divides evenly: pad it. from_local takes parts as torch.chunk cuts them"
         )
 
 

@@ -27,7 +27,8 @@ _ROLES = {
 _NORMED, _NORM = "(q|k|qk|query|key|queries|keys)", "((layer_?|rms_?)?norm|normalization|ln|rms)s?"
 # What such a norm may be in, as in norm.query_norm.scale of Flux. Another module there may be another attention.
 _AROUND = r"(((qk_?)?norms?|((self|inner|core)_?)?(attn|attention))\.)?"
-_NORMS = re.compile(rf"{_AROUND}(\w+_)?({_NORMED}_?{_NORM}|{_NORM}[._]?{_NORMED})(_weight|_scale)?(\.|$)")
+_NAMED = rf"{_AROUND}(\w+_)?({_NORMED}_?{_NORM}|{_NORM}[._]?{_NORMED})(_layer|\d+)?(_weight|_scale)?(\.|$)"
+_NORMS = re.compile(_NAMED, re.IGNORECASE)
 
 
 def plain_layers(layers: Any) -> Layers:

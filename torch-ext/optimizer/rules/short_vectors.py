@@ -2,7 +2,7 @@
 
 torch's fused AdamW shares a tensor, however short, among all threads, and waits for the last of them. Where other
 processes hold the cores, that takes up to a time slice, several milliseconds. ResNet-50 has 107 vectors: beside busy
-cores their step took 871 ms, as long as that of all matrices, and 16 ms since they are joined
+cores their step takes 871 ms one by one, longer than all products of matrices, and 16 ms joined
 (benchmarks/results/step-cpu-2026-11-24-zen4.json and step-cpu-2026-11-28-zen4-resnet-50.json).
 """
 
@@ -22,10 +22,13 @@ JOINED = 1 << 18
 
 
 def update_joined_(update: Callable[[FallbackTensors], None], tensors: FallbackTensors) -> None:
-    """Apply `update` to contiguous tensors, with those copied into one that are short and have counted as many steps.
+    """Apply `update` to contiguous tensors; short ones that have counted as many steps are copied into one first.
 
     `update` changes parameters and averages in place, each element by itself, and so does this.
     """
+    if not _waits_at_every_tensor(tensors):
+        update(tensors)
+        return
     alone, runs = _alone_and_joined(tensors)
     if alone:
         update(_columns(alone))
@@ -41,16 +44,16 @@ def update_joined_(update: Callable[[FallbackTensors], None], tensors: FallbackT
 
 
 def _alone_and_joined(tensors: FallbackTensors) -> tuple[list[tuple], list[list[tuple]]]:
-    """Return the rows of `tensors` that are updated by themselves, and runs of others that are joined."""
-    entries = list(zip(*tensors))
-    if not _waits_at_every_tensor(tensors):
-        return entries, []
-    lengths = list(map(Tensor.numel, tensors.parameters))
+    """Return the rows of `tensors` that are updated by themselves, and runs of others that are joined.
+
+    Empty tensors are in neither.
+    """
+    entries, lengths = list(zip(*tensors)), list(map(Tensor.numel, tensors.parameters))
     alone = [entry for entry, length in zip(entries, lengths) if length > SHORT]
     open_runs: dict[float, tuple[list[tuple], int]] = {}
     runs: list[list[tuple]] = []
     for entry, length in zip(entries, lengths):
-        if length > SHORT:
+        if not 0 < length <= SHORT:
             continue
         count = entry[-1].item()
         run, elements = open_runs.get(count, ([], JOINED))

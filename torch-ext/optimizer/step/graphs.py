@@ -93,13 +93,17 @@ class UpdateGraphs:
         self._replays = {}
 
     def drop_unused(self, chains: Iterable[Chain], groups: Sequence[Group]) -> None:
-        """Forget the graphs that fit none of the chains of a new plan, and warn: these are eager until a warm-up."""
-        unused = self._replays.keys() - {_whole(chain, groups) for chain in chains} if self._replays else ()
+        """Forget the graphs that fit no chain, whatever the number of matrices, and warn: they are eager from now on.
+
+        Numbers may come back: of frozen parameters that are trained again.
+        """
+        used = {_of_any_count(_whole(chain, groups)) for chain in chains} if self._replays else ()
+        unused = [kinds for kinds in self._replays if _of_any_count(kinds) not in used]
         if unused:
             self._replays = {kinds: replay for kinds, replay in self._replays.items() if kinds not in unused}
             warn_user(
                 f"{len(unused)} of the CUDA graphs that warmup() captured no longer fit what steps do, as for "
-                f"{_shown(next(iter(unused)))}: parameters, settings or the choice of kernels have changed. They are "
+                f"{_shown(unused[0])}: parameters, settings or the choice of kernels have changed. They are "
                 "launched eagerly until you call warmup() again",
                 RuntimeWarning,
             )
@@ -121,7 +125,7 @@ class UpdateGraphs:
         return [partial(self._make_room, list(whole_chains), buffers), *captures] if whole_chains else []
 
     def _make_room(self, of_chains: Sequence[Kinds], buffers: dict[torch.device, _Buffers]) -> str:
-        self._replays = {}
+        self.drop()
         for device in {kinds[0].device for kinds in of_chains}:
             buffers[device] = _Buffers(device, [kinds for kinds in of_chains if kinds[0].device == device])
         return f"memory for {len(of_chains)} CUDA graphs"
@@ -237,6 +241,10 @@ def _whole(chain: Chain, groups: Sequence[Group]) -> Kinds:
 def _packed(batch: Batch, kind: Kind, views: tuple[Tensor, Tensor]) -> Packed:
     directions, factors = views
     return Packed(batch, kind.eps, directions, norms_memory(batch, directions), factors)
+
+
+def _of_any_count(kinds: Kinds) -> Kinds:
+    return tuple(kind._replace(count=0) for kind in kinds)
 
 
 def _shown(kinds: Kinds) -> str:
