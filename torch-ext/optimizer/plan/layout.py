@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from ..parameters.matrices import part_here
 from .process_groups import Ranks, this_rank
-from .runs import Runs, chunk, in_order_of_cuts, joined, length
+from .runs import Runs, chunk, joined, length
 
 # What `LaidOut` has of each tensor. Every step reads it from thousands: with `map` no Python code runs for each.
 _READ = attrgetter("device"), attrgetter("dtype"), attrgetter("shape"), Tensor.stride
@@ -54,7 +54,7 @@ class Layout(NamedTuple):
 
     Each mesh dimension either replicates the tensor (None) or splits one of its dimensions as `torch.chunk` does. If
     the factor f is above 1, that dimension is first cut into f pieces, and each piece is split over the mesh dimension
-    (torch's `_StridedShard`). FSDP2 writes this for what tensor parallelism has already split (`in_order_of_cuts`).
+    (torch's `_StridedShard`). FSDP2 uses this for what tensor parallelism has already split.
     """
 
     shape: tuple[int, ...]
@@ -125,8 +125,8 @@ def _check_local_shape(name: str, tensor: DTensor, layout: Layout) -> None:
         raise ValueError(
             f"{name} {layout.shape} has a part {shape} on rank {this_rank()}, where its placements {tensor.placements} "
             f"on a mesh of ranks {layout.mesh.ranks} say {expected}. fully_shard goes by the order of the ranks in "
-            "their group: give it a mesh with ranks in ascending order. Strided parts must be as it cuts them, for "
-            "some uneven sizes unlike distribute_tensor. from_local takes other parts as torch.chunk cuts them"
+            "their group: give it a mesh with ranks in ascending order. Over tensor parallelism its parts are what "
+            "placements say only if the size divides evenly: pad it. from_local takes parts as torch.chunk cuts them"
         )
 
 
@@ -235,10 +235,11 @@ def runs_of(layout: Layout, rank: int) -> tuple[Runs, ...]:
     if rank not in layout.mesh:
         return ((),) * len(layout.shape)
     runs_by_dim = [((0, size),) for size in layout.shape]
-    sizes, indices = layout.mesh.shape, layout.mesh.coordinates(rank)
-    for number, dim, factor in in_order_of_cuts(layout.splits, sizes):
-        pieces = [chunk(runs_by_dim[dim], factor, piece) for piece in range(factor)]
-        runs_by_dim[dim] = tuple(run for piece in pieces for run in chunk(piece, sizes[number], indices[number]))
+    for split, parts, index in zip(layout.splits, layout.mesh.shape, layout.mesh.coordinates(rank)):
+        if split is not None:
+            dim, factor = split
+            pieces = [chunk(runs_by_dim[dim], factor, piece) for piece in range(factor)]
+            runs_by_dim[dim] = tuple(run for piece in pieces for run in chunk(piece, parts, index))
     return tuple(joined(runs) for runs in runs_by_dim)
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from typing import Optional, Sequence
-
 # Consecutive indices of one dimension, as (start, stop), in ascending order.
 Runs = tuple[tuple[int, int], ...]
 
@@ -42,23 +39,3 @@ def joined(runs: Runs) -> Runs:
             start = whole.pop()[0]
         whole.append((start, stop))
     return tuple(whole)
-
-
-def in_order_of_cuts(splits: Sequence[Optional[tuple[int, int]]], sizes: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return the splits of a tensor over a mesh of `sizes` in the order in which they cut it.
-
-    `splits` has for each mesh dimension None, or which dimension of the tensor it splits and the factor, as in a
-    `Layout`. Each one returned is the mesh dimension, the dimension and the factor. The first mesh dimension cuts
-    first, unless its factor is the number of parts into which later ones cut the same dimension. Then it cuts last, and
-    no longer needs a factor: so FSDP2 splits the parts of tensor parallelism. If sizes divide evenly, both orders give
-    the same parts; of 7 rows on 3 x 2 ranks they do not.
-    """
-    order: list[tuple[int, int, int]] = []
-    for number in reversed([number for number, split in enumerate(splits) if split is not None]):
-        dim, factor = splits[number]
-        later_parts = math.prod(sizes[later] for later, later_dim, _ in order if later_dim == dim)
-        if 1 < factor == later_parts:
-            order.append((number, dim, 1))
-        else:
-            order.insert(0, (number, dim, factor))
-    return order
