@@ -241,6 +241,7 @@ def test_a_warm_up_after_a_change_says_nothing_of_old_graphs(kernel, simulated):
 
 
 def test_graphs_wait_for_parameters_that_are_frozen_for_a_while(kernel, simulated):
+    """These keep their state, and their places in the batches."""
     params = parameters()
     optimizer = kernel.Muon(params, **SETTINGS)
     optimizer.warmup(lambda *_: None)
@@ -251,3 +252,15 @@ def test_graphs_wait_for_parameters_that_are_frozen_for_a_while(kernel, simulate
         frozen.grad = None
         steps(optimizer, 1)
     assert optimizer._graphs._replays == before
+
+
+def test_graphs_of_batches_that_grow_are_dropped_with_a_warning(kernel, simulated, monkeypatch):
+    """A parameter that was frozen from the start joins the others of its shape."""
+    monkeypatch.setattr(kernel.plan.batches, "_length", lambda *_: 100)  # processors differ in it
+    params = parameters()
+    params[0][1].requires_grad_(False)
+    optimizer = kernel.Muon(params, **SETTINGS)
+    optimizer.warmup(lambda *_: None)
+    params[0][1].requires_grad_(True)
+    with pytest.warns(RuntimeWarning, match="no longer fit what steps do"):
+        steps(optimizer, 1)

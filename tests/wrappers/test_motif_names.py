@@ -249,15 +249,3 @@ def test_methods_without_a_meaning_say_what_to_write(kernel, groups):
         _ = optimizer.nothing_of_this_name
     with pytest.raises(AttributeError, match="'nothing_of_this_name'"):
         _ = kernel.compat.nothing_of_this_name
-
-
-def test_hooks_of_a_step_run_once_whatever_optimizers_there_are(kernel, groups):
-    """torch lets the `step` of each class that is used run them."""
-    params, counts = named_parameters(), []
-    optimizer = kernel.compat.Muon(groups(params))
-    kernel.Muon([("up.weight", nn.Parameter(torch.ones(8, 8)))])
-    optimizer.register_step_pre_hook(lambda *_: counts.append("before"))
-    optimizer.register_step_post_hook(lambda *_: counts.append("after"))
-    set_gradients(params, 0)
-    optimizer.step()
-    assert counts == ["before", "after"]

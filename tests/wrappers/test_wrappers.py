@@ -237,3 +237,16 @@ def test_training_loop_resumes_from_a_file_bit_for_bit(kernel):
         return network.state_dict()
 
     assert same_bits(run(6), run(6, resume_at=3))
+
+
+def test_hooks_run_once_beside_an_optimizer_of_the_class_above(kernel):
+    """torch lets the `step` of each class that is used run them."""
+    model, counts = Sequential(Linear(8, 8)), []
+    optimizer = kernel.compat.Muon(kernel.compat.get_default_muon_param_groups(model))
+    kernel.Muon(named_parameters().items())
+    optimizer.register_step_pre_hook(lambda *_: counts.append("before"))
+    optimizer.register_step_post_hook(lambda *_: counts.append("after"))
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert counts == ["before", "after"]

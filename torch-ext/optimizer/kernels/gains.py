@@ -12,7 +12,7 @@ import torch
 from .formats import dtype_name
 from .machine import gpu_of, key_of
 from .measurement_file import JUDGED
-from .measurements import failed, nearest_of, shipped_entries, sizes_here
+from .measurements import exact_or_nearest, failed, shipped_entries, sizes_here
 from .predictions import WORTH, predicted_gain
 from .tracing import constant_while_traced
 
@@ -40,11 +40,9 @@ def gain_of(
     device: torch.device, dtype: torch.dtype, kernel: str, size: tuple[int, int], among: Optional[tuple[int, ...]]
 ) -> Gain:
     """Return the measured gain of a kernel for a size: measured here, else the nearest shipped one."""
-    for m, k, gain, source in measured_sizes(device, dtype, kernel, among):
-        if (m, k) == size:
-            return Gain(gain, source)
-    gain = nearest_of(_shipped_gains(device, dtype, kernel), *size)
-    return Gain() if gain is None else Gain(gain, "shipped")
+    here = [(m, k, Gain(gain, source)) for m, k, gain, source in measured_sizes(device, dtype, kernel, among)]
+    shipped = [(m, k, Gain(gain, "shipped")) for m, k, gain in _shipped_gains(device, dtype, kernel)]
+    return exact_or_nearest(here, shipped, *size) or Gain()
 
 
 def predicted(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Gain:

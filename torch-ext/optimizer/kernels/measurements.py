@@ -204,7 +204,18 @@ def shipped_entries(key: Optional[Key], kernel: str, dtype: str) -> list[dict]:
     return [entry for entry in entries if candidate_name(entry, kernel) not in wrong] if wrong else entries
 
 
-def nearest_of(entries: Sequence[tuple[int, int, Any]], m: int, k: int) -> Any:
+Sized = Sequence[tuple[int, int, Any]]  # values with the sizes m and k that they are of
+
+
+def exact_or_nearest(here: Sized, shipped: Sized, m: int, k: int) -> Any:
+    """Return the value measured here for exactly m x k, else the nearest shipped one; None without either."""
+    for measured_m, measured_k, value in here:  # a loop, as below
+        if (measured_m, measured_k) == (m, k):
+            return value
+    return nearest_of(shipped, m, k)
+
+
+def nearest_of(entries: Sized, m: int, k: int) -> Any:
     """Return the value whose size is nearest to m x k: by ratio, over both sides together. None without entries."""
     found, smallest = None, math.inf
     for measured_m, measured_k, value in entries:  # torch.compile traces this with symbolic sizes, but not min()

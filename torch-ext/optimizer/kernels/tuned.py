@@ -10,7 +10,16 @@ from .formats import dtype_name
 from .hopper_gemm import is_built
 from .machine import gpu_key
 from .measurement_file import Need
-from .measurements import Ranks, candidate_name, failed, measured_here, nearest_of, shipped_entries, sizes_here
+from .measurements import (
+    Ranks,
+    candidate_name,
+    exact_or_nearest,
+    failed,
+    measured_here,
+    nearest_of,
+    shipped_entries,
+    sizes_here,
+)
 from .predictions import small_side
 from .tracing import constant_while_traced
 
@@ -164,6 +173,7 @@ def chosen_small_config(device_name: str, target: Target, dtype: torch.dtype, sh
 
     A configuration that was measured for another number of padded rows does not fit and is ignored.
     """
+    # Of shared matrices only those come here whose ranks have agreed on it: nothing ships that others would take.
     entry = nearest(device_name, dtype, *shape, kernel="small_polar")
     if entry is None or entry["side"] != padded_side(shape[0]):
         return safe_small_config(target, dtype, shape[0])
@@ -221,11 +231,7 @@ def launches_hopper_gemm(
 
     torch.compile traces it with sizes that are symbols: these are compared here, and what is known is a constant.
     """
-    here, shipped = _known_to_be_compiled(device, dtype, among)
-    for measured_m, measured_k, is_compiled in here:
-        if (measured_m, measured_k) == (m, k):
-            return is_compiled
-    return bool(nearest_of(shipped, m, k))
+    return bool(exact_or_nearest(*_known_to_be_compiled(device, dtype, among), m, k))
 
 
 @constant_while_traced

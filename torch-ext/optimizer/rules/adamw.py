@@ -99,11 +99,11 @@ def _fused_step_(tensors: FallbackTensors, rule: FallbackRule, scaling: Gradient
 
 
 def _call_kernel_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling) -> None:
-    update_joined_(partial(_call_with_, rule, scaling), tensors)
+    update_joined_(partial(_call_directly_, rule, scaling), tensors)
     torch.autograd.graph.increment_version(tensors.parameters)  # not of the state, which is in no graph of autograd
 
 
-def _call_with_(rule: FallbackRule, scaling: GradientScaling, tensors: FallbackTensors) -> None:
+def _call_directly_(rule: FallbackRule, scaling: GradientScaling, tensors: FallbackTensors) -> None:
     parameters, gradients, averages, squares, steps = tensors
     torch._fused_adamw_(
         parameters,

@@ -93,12 +93,9 @@ class UpdateGraphs:
         self._replays = {}
 
     def drop_unused(self, chains: Iterable[Chain], groups: Sequence[Group]) -> None:
-        """Forget the graphs that fit no chain, whatever the number of matrices, and warn: they are eager from now on.
-
-        Numbers may come back: of frozen parameters that are trained again.
-        """
-        used = {_of_any_count(_whole(chain, groups)) for chain in chains} if self._replays else ()
-        unused = [kinds for kinds in self._replays if _of_any_count(kinds) not in used]
+        """Forget the graphs that fit no chain, and warn: these are eager until a warm-up."""
+        used = {_whole(chain, groups) for chain in chains} if self._replays else ()
+        unused = [kinds for kinds in self._replays if kinds not in used]
         if unused:
             self._replays = {kinds: replay for kinds, replay in self._replays.items() if kinds not in unused}
             warn_user(
@@ -241,10 +238,6 @@ def _whole(chain: Chain, groups: Sequence[Group]) -> Kinds:
 def _packed(batch: Batch, kind: Kind, views: tuple[Tensor, Tensor]) -> Packed:
     directions, factors = views
     return Packed(batch, kind.eps, directions, norms_memory(batch, directions), factors)
-
-
-def _of_any_count(kinds: Kinds) -> Kinds:
-    return tuple(kind._replace(count=0) for kind in kinds)
 
 
 def _shown(kinds: Kinds) -> str:
