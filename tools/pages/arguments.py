@@ -22,13 +22,14 @@ INTRODUCTION = """\
 
 Names and order follow `torch.optim.Muon`; arguments that it does not have are keyword-only. *Group* says whether a
 parameter group may have its own value. *Change* says what happens if you change the value between two steps: the next
-step reads it, or makes a new plan with it. Where it is empty, give the value when the optimizer is made. AdamW (or
-NAdamW, by `fallback`) updates the parameters that are not matrices; they are called the fallback's parameters.
+step reads it, or makes a new plan with it. Where it is empty, give the value when the optimizer is made. *Values* says
+which numbers and flags are accepted; where it is empty, *meaning* names all values. AdamW (or NAdamW, by `fallback`)
+updates the parameters that are not matrices; they are called the fallback's parameters.
 
 `python -m tools.pages.arguments` makes this page from the class and from `parameters/settings.py`.
 
-| argument | default | group | change | meaning |
-| --- | --- | --- | --- | --- |
+| argument | default | values | group | change | meaning |
+| --- | --- | --- | --- | --- | --- |
 """
 
 GROUP_KEYS = """
@@ -40,6 +41,18 @@ A group dict may have every argument marked *group* above, and these keys:
 
 # Keys of a group that are no settings: groups check and forget them.
 OF_TORCH = ("use_addmm", "foreach", "fused")
+
+# The column *values*, by the check of a setting in parameters/settings.py.
+ACCEPTED = {
+    "optional(flag)": "None, True, False",
+    "plain_number": ">= 0",
+    "plain_number_or_tensor": ">= 0",
+    "optional(plain_number_or_tensor)": "None, >= 0",
+    "plain_positive": "> 0",
+    "plain_below_one": ">= 0, < 1",
+    "plain_betas": "two: >= 0, < 1",
+    "plain_count": "whole, >= 1",
+}
 
 # The column *change*, by the role of a setting in parameters/settings.py.
 WHEN = {
@@ -57,15 +70,23 @@ def page(package: Path) -> str:
     tree = ast.parse((package / "muon.py").read_text())
     muon = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Muon")
     docstring = ast.get_docstring(muon)
-    roles, meanings = roles_of_settings(package), dict(meanings_of(docstring))
+    checks, roles = checks_of_settings(package), roles_of_settings(package)
+    meanings = dict(meanings_of(docstring))
     rows = []
     for name, default in defaults(muon):
         default = constant(package, tree, default) if default.isupper() else default
         group = "yes" if name in roles or name in OF_TORCH else ""
         when = WHEN[roles[name]] if name in roles else ""
-        rows.append(f"| `{name}` | {f'`{default}`' if default else ''} | {group} | {when} | {meanings[name]} |\n")
+        values = values_of(checks.get(name, ""), default)
+        shown = f"`{default}`" if default else ""
+        rows.append(f"| `{name}` | {shown} | {values} | {group} | {when} | {meanings[name]} |\n")
     keys = [f"- `{name}`: {text}\n" for name, text in group_keys_of(docstring)]
     return INTRODUCTION + "".join(rows) + GROUP_KEYS + "".join(keys)
+
+
+def values_of(check: str, default: str) -> str:
+    """Return which numbers and flags an argument accepts, by its check and its default; "" for other arguments."""
+    return ACCEPTED.get(check, "True, False" if default in ("True", "False") else "")
 
 
 def defaults(muon: ast.ClassDef) -> Iterator[tuple[str, str]]:
@@ -113,11 +134,22 @@ def _entries(section: str) -> Iterator[tuple[str, str]]:
         yield names, " ".join(text.split())
 
 
+def checks_of_settings(package: Path) -> dict[str, str]:
+    """Return the source of the check of each setting in the package's table, by its name."""
+    return {name: ast.unparse(call.args[0]) for name, call in _settings(package)}
+
+
 def roles_of_settings(package: Path) -> dict[str, str]:
     """Return the role of each setting in the package's table, by its name."""
+    return {name: call.args[1].attr for name, call in _settings(package)}
+
+
+def _settings(package: Path) -> Iterator[tuple[str, ast.Call]]:
+    """Yield each name in the package's table of settings, and its entry's source."""
     tree = ast.parse((package / "parameters" / "settings.py").read_text())
     table = next(node for node in tree.body if isinstance(node, ast.AnnAssign) and node.target.id == "SETTINGS")
-    return {key.value: call.args[1].attr for key, call in zip(table.value.keys, table.value.values, strict=True)}
+    for key, call in zip(table.value.keys, table.value.values, strict=True):
+        yield key.value, call
 
 
 if __name__ == "__main__":
