@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
+
+from tests.support.small_attention import KINDS, THRESHOLD
 
 HEAD, FACTOR = 4, 0.5  # alpha 0.5 of a logit that is four times the threshold
 
@@ -160,3 +164,32 @@ def test_other_norms_do_not_matter(kernel, beside):
     named[beside] = Parameter(torch.ones(8))
     clipped(kernel, named, "a.attn")
     assert named["a.attn.q_proj.weight"].unique().tolist() == [FACTOR]
+
+
+def test_a_bias_with_more_rows_than_its_weight_is_refused(kernel):
+    shapes = {"attn.q_proj.weight": (16, 8), "attn.k_proj.weight": (16, 8), "attn.q_proj.bias": (20,)}
+    params = {name: Parameter(torch.ones(shape)) for name, shape in shapes.items()}
+    with pytest.raises(ValueError, match=r"scale attn\.q_proj\.bias, which has 20 rows, like a weight of 16 rows"):
+        kernel.Muon(params.items(), qk_clip={"head_dim": 4})
+
+
+def test_a_weight_with_a_gradient_is_clipped_once_beside_one_without(kernel):
+    attention = copy.deepcopy(KINDS["mha"])
+    matrices = {"is_muon": lambda name, p: p.ndim == 2, "lr": 0.0}
+    optimizer = kernel.Muon(attention.named.items(), qk_clip=attention.settings, **matrices)
+    before = attention.largest_logits()
+    optimizer.observe_qk_logits("attn", before)
+    attention.set_gradients(0)
+    attention.named["attn.k_proj.weight"].grad = None
+    optimizer.step()
+    torch.testing.assert_close(attention.largest_logits(), before.clamp_max(THRESHOLD), rtol=1e-5, atol=0)
+
+
+def test_other_names_may_come_twice(kernel):
+    attention = copy.deepcopy(KINDS["mha"])
+    norms = [{"params": [("norm.weight", Parameter(torch.ones(8)))]} for _ in range(2)]
+    groups = [{"params": list(attention.named.items())}, *norms]
+    optimizer = kernel.Muon(groups, qk_clip=attention.settings, lr=0.0)
+    optimizer.observe_qk_logits("attn", attention.largest_logits())
+    optimizer.step()
+    assert attention.largest_logits().max() < 1.01 * THRESHOLD

@@ -236,3 +236,8 @@ def test_names_are_text_in_html(kernel):
 def test_groups_of_a_model_are_the_same_table(kernel):
     groups = kernel.groups_for(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)))
     assert groups._repr_html_() == groups.choices._repr_html_() and "<table" in groups._repr_html_()
+
+
+def test_hyperball_shows_no_decay(kernel):
+    rows = kernel.Muon(named_parameters().items(), experimental_hyperball=True, weight_decay=0.1).explain().rows
+    assert {row.branch: row.weight_decay for row in rows} == {"muon": None, "adamw": 0.1}

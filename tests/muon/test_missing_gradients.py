@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch.nn import Parameter
 
 from tests.support.small_model import named_parameters, same_bits, set_gradients, take_steps
 
@@ -81,3 +82,12 @@ def test_zero_gradients_at_lr_zero_keep_every_bit(kernel, mode, lr, fallback, dt
     optimizer.step()
     assert all(p.view(torch.int16).equal(before[name].view(torch.int16)) for name, p in params.items())
     assert all(len(optimizer.state[p]) in (1, 3) for p in params.values())
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 8)])
+def test_an_empty_parameter_needs_no_gradient(kernel, shape):
+    params = {**named_parameters(), "none.weight": Parameter(torch.empty(shape))}
+    optimizer, before = kernel.Muon(params.items()), copy.deepcopy(params)
+    set_gradients(params, 0, without=("none.weight",))
+    optimizer.step()
+    assert not torch.equal(params["up.weight"], before["up.weight"])

@@ -230,3 +230,28 @@ def test_work_of_a_failed_step_is_done_before_its_slot_is_filled_again(offload, 
     run(incoming, current, outgoing)
     update_([expected], 0)
     assert torch.equal(momentum, expected)
+
+
+def test_an_interrupted_chunk_can_be_fetched_again(offload):
+    momentum = torch.zeros(4)
+    host = offload.HostChunks([[momentum]], torch.device("cpu"))
+    with pytest.raises(KeyboardInterrupt), host.borrowed(0) as (part,):
+        part.add_(1.0)
+        raise KeyboardInterrupt
+    with host.borrowed(0) as (part,):
+        part.add_(1.0)
+    assert momentum.tolist() == [1.0] * 4
+
+
+def test_both_streams_wait_for_the_memory_and_hold_it(offload, monkeypatch):
+    current, recorded, streams = Queue(), [], []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: current)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: streams.append(Queue()) or streams[-1])
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, queue: recorded.append(queue), raising=False)
+    with FakeTensorMode(), Unguarded():
+        offload.HostChunks([[torch.empty(8, 8)]], torch.device("cuda"))
+    assert recorded == streams
+    assert len(streams) == 2
+    marks = [what for kind, what in current.work if kind == "record"]
+    assert [[what for kind, what in queue.work if kind == "wait"] for queue in streams] == [[mark] for mark in marks]

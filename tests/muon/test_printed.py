@@ -112,3 +112,7 @@ def test_groups_print_what_is_their_own(kernel):
         "  group 1: 1 parameter by NAdamW, lr=0.5, weight_decay=0.1, role=mlp, lr_factor=0.5",
         "  group 2: 1 parameter by Muon, lr=0.001, weight_decay=0, nesterov=False",
     ]
+
+
+def test_two_numbers_are_listed(writing):
+    assert writing.number_set([0, 5]) == "{0,5}"

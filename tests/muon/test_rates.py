@@ -172,3 +172,13 @@ def test_a_real_number_among_fake_tensors_is_taken_and_checked(kernel):
             assert optimizer.param_groups[0]["lr"] is number
         with pytest.raises(ValueError, match=r"lr must be at least 0 .* got -0\.1"):
             kernel.Muon(params.items(), lr=wrong)
+
+
+def test_a_number_beside_parameters_of_two_devices_is_refused(kernel):
+    check = kernel.parameters.rates.check_live_tensors
+    with FakeTensorMode():
+        params = [torch.empty(2, device=device) for device in ("cuda", "cpu")]
+        number = torch.empty((), device="cuda")
+        check({"params": params[:1], "lr": number, "weight_decay": 0.1})
+        with pytest.raises(ValueError, match="parameters of its group are on cpu, cuda:0"):
+            check({"params": params, "lr": number, "weight_decay": 0.1})

@@ -216,3 +216,13 @@ def test_file_of_another_optimizer_names_import_state_and_the_source(kernel, cas
     assert before["param_groups"] == after["param_groups"]
     for i, state in before["state"].items():
         assert same_bits(state, after["state"][i])
+
+
+def test_what_a_wrapper_keeps_under_a_key_of_its_own_stays(kernel):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    optimizer.state["wrapper"] = {"count": 3}
+    take_steps(optimizer, params, [0])
+    optimizer.param_groups[0]["momentum_dtype"] = "int8"  # remakes the plan
+    take_steps(optimizer, params, [1])
+    assert optimizer.state["wrapper"] == {"count": 3}

@@ -113,6 +113,16 @@ PARAMETERS = {
         ValueError,
         r"w \(8, 8\) has several elements at one place, with strides \(2, 1\)",
     ),
+    "a matrix whose rows overlap": (
+        lambda k: k.Muon([("w", Parameter(torch.ones(21).as_strided((3, 3), (6, 3))))]),
+        ValueError,
+        r"w \(3, 3\) has several elements at one place, with strides \(6, 3\)",
+    ),
+    "a negated view": (
+        lambda k: k.Muon([("w", Parameter(torch.ones(8, 8, dtype=torch.complex64).conj().imag))]),
+        ValueError,
+        r"w is a view that negates what is in memory: give its \.resolve_neg\(\)",
+    ),
     "amsgrad": (lambda k: k.Muon([weight()], amsgrad=True), TypeError, "Muon has no argument amsgrad: leave it out"),
     "a lazy module": (
         lambda k: k.Muon(nn.LazyLinear(8).named_parameters()),

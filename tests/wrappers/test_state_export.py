@@ -74,3 +74,22 @@ def test_target_that_cannot_take_the_state_is_refused(kernel, make, options, err
     optimizer = kernel.Muon(params.items(), **options)
     with pytest.raises(error, match=words):
         kernel.export_state(optimizer, make(params))
+
+
+def test_momentum_is_converted_before_it_goes_out(kernel):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items(), momentum_dtype="int8")
+    take_steps(optimizer, params, range(2))
+    for group in optimizer.param_groups:
+        group["momentum_dtype"] = None
+    exported = kernel.export_state(optimizer, torch.optim.Muon([params["up.weight"]]))
+    assert exported["state"][0]["momentum_buffer"].dtype == torch.float32
+
+
+def test_amsgrad_of_one_group_is_refused(kernel):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, [0])
+    groups = [{"params": [p], "amsgrad": i == 1} for i, p in enumerate(params.values())]
+    with pytest.raises(ValueError, match="amsgrad=False"):
+        kernel.export_state(optimizer, torch.optim.AdamW(groups))

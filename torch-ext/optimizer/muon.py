@@ -57,7 +57,7 @@ from .step.premises import Premises
 from .step.rank_agreement import RankAgreement, read_all
 from .step.rank_tuning import measure_stages
 from .step.recipe import StepContext, snapshot
-from .step.state import KnownState, bring_states_, checked_parameters, copy_loaded_
+from .step.state import KnownState, bring_states_, check_parameters_memory, checked_parameters, copy_loaded_
 from .step.traced import handle_of, is_traceable, traced_step
 from .step.update import scale_other_rows_, update_shared_
 from .step.warmup import compile_stages, connect_stages, warm_up
@@ -625,6 +625,9 @@ class Muon(Optimizer):
             self._make_plan()
             self._premises, self._known_state, self._reasons = premises, KnownState(self.state), reasons
             changed = True
+        elif self._premises.have_moved(params):  # as when weights are tied by their `.data`
+            check_parameters_memory(self.param_groups, self.state)
+            self._premises.remember_places(params)
         if changed:
             self._graphs.drop_unused(self._plan.chains(), self.param_groups)
         now = dependencies(self.param_groups, self.state)

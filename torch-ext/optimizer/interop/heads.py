@@ -58,7 +58,7 @@ def unwrapped(model: nn.Module) -> list[nn.Module]:
     while True:
         inside = (getattr(models[-1], key, None) for key in MODEL_WRAPPERS)
         model = next((module for module in inside if isinstance(module, nn.Module)), None)
-        if model is None:
+        if model is None or any(model is outer for outer in models):  # a model may call itself its `module`
             return models
         models.append(model)
 

@@ -47,6 +47,8 @@ def check_parameter(name: str, p: Tensor, use_muon: bool, master_weights: Option
         )
     if p.layout != torch.strided:
         raise ValueError(f"parameters must be dense tensors, {name} has layout {p.layout}")
+    if p.is_neg():
+        raise ValueError(f"{name} is a view that negates what is in memory: give its .resolve_neg().detach()")
     if use_muon:
         _check_one_tensor(name, p)
         check_matrix(name, p)
@@ -115,8 +117,8 @@ class _Span(NamedTuple):
 def check_memory(named: Sequence[tuple[str, Tensor]]) -> None:
     """Raise ValueError if a step would certainly change an element of these plain tensors more than once.
 
-    That is certain if a tensor comes twice, or has several elements at one place. It is also certain if two tensors
-    begin at one element, or one begins inside another without gaps.
+    That is certain if a tensor comes twice, if two begin at one element, or if one begins inside another without gaps.
+    It also raises for a tensor that may have several elements at one place: the kernels refuse to write such a one.
     """
     spans_by_storage: dict[int, list[_Span]] = {}
     names: dict[Tensor, str] = {}
@@ -126,8 +128,8 @@ def check_memory(named: Sequence[tuple[str, Tensor]]) -> None:
         names[p] = name
         if type(p) not in (Tensor, Parameter) or p.is_meta or not p.numel():
             continue
-        length = 1 + sum((size - 1) * step for size, step in zip(p.shape, p.stride()))
-        if length < p.numel() or any(size > 1 and step == 0 for size, step in zip(p.shape, p.stride())):
+        length, is_distinct = _extent(p)
+        if not is_distinct:
             raise ValueError(
                 f"{name} {tuple(p.shape)} has several elements at one place, with strides {p.stride()}. Give the "
                 "parameter that it was expanded from, or its .contiguous()"
@@ -142,3 +144,15 @@ def check_memory(named: Sequence[tuple[str, Tensor]]) -> None:
                     f"{one.name} and {other.name} share memory, and are different parameters: each would be updated as "
                     "if the other were not there. Tie weights by one parameter, such as head.weight = embedding.weight"
                 )
+
+
+def _extent(x: Tensor) -> tuple[int, bool]:
+    """Return how many places there are from the first element of a tensor to its last, and whether no two share one.
+
+    They may also share none if the second is False: each step along a dimension should lead beyond all smaller steps.
+    """
+    length, is_distinct = 1, True
+    for step, size in sorted((step, size) for step, size in zip(x.stride(), x.shape) if size > 1):
+        is_distinct &= step >= length
+        length += step * (size - 1)
+    return length, is_distinct

@@ -6,12 +6,15 @@ import operator
 from typing import Any, Collection, Mapping, Optional, Sequence
 
 from torch import Tensor
+from torch.nn import Parameter
 
 from ..parameters.checkpoints import MADE_UP
 from ..parameters.groups import named_parameters, reason_of
 from ..parameters.settings import Group
-from ..plan.layout import laid_out
+from ..plan.layout import laid_out, local_part
 from ..plan.plan import choices, planned_settings
+
+_PLAIN = {Tensor, Parameter}  # others may have no memory, or none that this process may look at
 
 
 class Premises:
@@ -25,6 +28,7 @@ class Premises:
         self.device_types = {p.device.type for p in params}
         self._names = [name for group in groups for name, _ in named_parameters(group)]
         self._laid_out = laid_out(params)
+        self._addresses = _addresses_of(params, self.has_shards)
         self._routes = {p: (group["use_muon"], reason_of(group)) for group in groups for p in group["params"]}
         self._frozen = _frozen(params, absent)
         self._settings = _settings_of(groups)
@@ -67,6 +71,22 @@ class Premises:
             and _frozen(params, absent) == self._frozen
             and self._laid_out.describes(params)
         )
+
+    def have_moved(self, params: Sequence[Tensor]) -> bool:
+        """Return whether any of these parameters lies elsewhere in memory than it did."""
+        return self._addresses != _addresses_of(params, self.has_shards)
+
+    def remember_places(self, params: Sequence[Tensor]) -> None:
+        """Take where these parameters lie in memory as their places from now on."""
+        self._addresses = _addresses_of(params, self.has_shards)
+
+
+def _addresses_of(params: Sequence[Tensor], sharded: bool) -> list[int]:
+    """Return where the local part of each parameter lies in memory, 0 for tensors that are not plain."""
+    parts = list(map(local_part, params)) if sharded else params
+    if _PLAIN.issuperset(map(type, parts)):
+        return list(map(Tensor.data_ptr, parts))
+    return [part.data_ptr() if type(part) in _PLAIN else 0 for part in parts]
 
 
 def _frozen(params: Sequence[Tensor], absent: Collection[int]) -> set[int]:

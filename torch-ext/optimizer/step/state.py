@@ -44,8 +44,14 @@ def checked_parameters(
             if has_state(p, state):
                 _check_state(state.get(p, {}), name, p, group, replica_ranks)
                 checked.append((group, name, p))
-    check_memory([(name, local_part(p)) for _, name, p in checked])
+    check_parameters_memory(groups, state)
     return checked
+
+
+def check_parameters_memory(groups: Sequence[Group], state: Mapping[Tensor, Any]) -> None:
+    """Raise ValueError if a step would change an element of parameters with a state more than once."""
+    named = [pair for group in groups for pair in named_parameters(group)]
+    check_memory([(name, local_part(p)) for name, p in named if has_state(p, state)])
 
 
 def bring_states_(groups: Sequence[Group], state: dict[Tensor, Any], replica_ranks: Optional[Ranks]) -> None:
@@ -136,7 +142,7 @@ def copy_loaded_(groups: Sequence[Group], state: Mapping[Tensor, dict[str, Any]]
         for key, value in loaded["state"].get(position, {}).items():
             if key in kinds:  # a count is a number in files of torch before 1.12
                 # Not `as_tensor`, which moves tensors to torch's default device, too.
-                value = value if isinstance(value, Tensor) else torch.tensor(value, device=p.device)
+                value = value.detach() if isinstance(value, Tensor) else torch.tensor(value, device=p.device)
                 state[p][key] = placed(p, value, kinds[key], memory_beside, copy=True)
             else:
                 state[p][key] = copy.deepcopy(state[p][key])
