@@ -7,6 +7,7 @@ from typing import Optional, Sequence
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from ..parameters.groups import named_parameters
 from ..parameters.settings import Group
@@ -69,12 +70,25 @@ def check_gradients(premises: Premises, gradients: Gradients, groups: Sequence[G
                 elsewhere.append(number)
                 continue
             raise ValueError(
-                f"{_name_in(groups, p)} {tuple(p.shape)} with placements {getattr(p, 'placements', 'none')} and a part "
-                f"{tuple(local_part(p).shape)} has a gradient with {getattr(gradient, 'placements', 'none')} and "
-                f"{tuple(local_part(gradient).shape)}; bring it in line before the step: "
-                "p.grad = p.grad.redistribute(placements=p.placements)"
+                f"{_name_in(groups, p)} {tuple(p.shape)} is {_place(p)}, and its gradient is {_place(gradient)}; bring "
+                f"it in line before the step: {_in_line(p, gradient)}"
             )
     return elsewhere
+
+
+def _place(x: Tensor) -> str:
+    """Return how a tensor lies on ranks, and the shape of what this rank has of it."""
+    if not isinstance(x, DTensor):
+        return f"a plain tensor {tuple(x.shape)}"
+    return f"a DTensor {x.placements} on {x.device_mesh} with a part {tuple(local_part(x).shape)}"
+
+
+def _in_line(p: Tensor, gradient: Tensor) -> str:
+    """Return the line that makes a gradient lie as its parameter does."""
+    if not isinstance(p, DTensor):
+        return "p.grad = p.grad.full_tensor()"
+    whole = "p.grad.full_tensor()" if isinstance(gradient, DTensor) else "p.grad"
+    return f"p.grad = distribute_tensor({whole}, p.device_mesh, p.placements, src_data_rank=None)"
 
 
 def _check_memory(params: Sequence[Tensor], groups: Sequence[Group]) -> None:
