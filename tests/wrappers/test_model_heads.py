@@ -166,7 +166,7 @@ class Asking(Model):
         raise self.error("no head")
 
 
-@pytest.mark.parametrize("error", [TypeError, ValueError])
+@pytest.mark.parametrize("error", [TypeError, ValueError, KeyError, RuntimeError])
 def test_a_method_that_raises_tells_no_head(kernel, error):
     """What else there is decides."""
     model = Asking(up=linear(16, 8), own=linear(10, 16))
@@ -238,20 +238,3 @@ def test_torchs_output_layer_for_many_classes_is_a_head(kernel):
     reasons = matrices(kernel, model)
     assert reasons.pop("up.weight").startswith("matrix") and reasons.pop("embed.weight") == "embedding"
     assert len(reasons) == 5 and set(reasons.values()) == {"output_head"}
-
-
-class CallsItselfModule(nn.Module):
-    """As a model may whose code is also used inside of DistributedDataParallel."""
-
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    @property
-    def module(self):
-        return self
-
-
-def test_a_model_that_is_its_own_wrapper_ends_the_search(kernel):
-    model = CallsItselfModule()
-    assert sum(len(group["params"]) for group in kernel.groups_for(model)) == len(list(model.parameters()))

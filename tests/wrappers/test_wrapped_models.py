@@ -53,6 +53,28 @@ def test_wrappers_change_nothing_but_names(kernel, wrap, prefix):
         assert table(wrapped) == {f"{prefix}{name}": value for name, value in table(plain).items()}
 
 
+class Itself(Model):
+    """As a model that is used with and without a wrapper: callers always ask for its `module`."""
+
+    @property
+    def module(self):
+        return self
+
+
+class Circle(Model):
+    """Two models that name each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.__dict__["module"] = Model()
+        self.module.__dict__["_orig_mod"] = self
+
+
+@pytest.mark.parametrize("model", [Itself, Circle])
+def test_a_model_that_names_itself_as_wrapped_is_unwrapped_once(kernel, model):
+    assert chosen(kernel.groups_for(model())) == chosen(kernel.groups_for(Model()))
+
+
 def test_lora_of_a_head_that_only_the_model_tells_stays_with_adamw(kernel):
     """As PEFT puts it in: the layer becomes one around it and its factors."""
     model = Model()

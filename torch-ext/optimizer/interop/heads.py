@@ -58,7 +58,7 @@ def unwrapped(model: nn.Module) -> list[nn.Module]:
     while True:
         inside = (getattr(models[-1], key, None) for key in MODEL_WRAPPERS)
         model = next((module for module in inside if isinstance(module, nn.Module)), None)
-        if model is None or any(model is outer for outer in models):  # a model may call itself its `module`
+        if model is None or any(model is m for m in models):  # or a wrapper that names itself
             return models
         models.append(model)
 
@@ -70,7 +70,7 @@ def _told(module: nn.Module) -> Iterator[nn.Module]:
     for method in _TELL:
         try:
             head = getattr(module, method)()
-        except (AttributeError, NotImplementedError, TypeError, ValueError):
+        except Exception:  # models without a head raise errors of any kind
             continue  # also a method that needs arguments, such as the name of one of several heads
         # timm's distilled models return two.
         for each in head if isinstance(head, (tuple, list)) else (head,):
