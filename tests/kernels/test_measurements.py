@@ -168,15 +168,6 @@ def test_two_processes_lose_nothing_of_each_others(kernel, measurements, file):
     assert [writer.exitcode for writer in writers] == [0, 0] and sizes == list(range(1, 2 * count + 1))
 
 
-def test_a_lock_that_a_dead_process_left_is_passed(measurements, file, key, monkeypatch):
-    monkeypatch.setattr(file, "_LOCK_SECONDS", 0.05)
-    lock = file.file_of(key).with_suffix(".lock")
-    lock.parent.mkdir(parents=True)
-    lock.touch()
-    measurements.keep(key, table(file, entry(8, 16)))
-    assert file.file_of(key).exists() and not lock.exists()
-
-
 def test_without_a_place_for_files_the_process_remembers(measurements, file, key, monkeypatch, tmp_path):
     """A folder below a file cannot be made, whoever asks; said once."""
     (tmp_path / "file").touch()

@@ -18,7 +18,7 @@ import time
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple, Optional
+from typing import Any, Iterator, NamedTuple, Optional, Union
 
 from .machine import Key
 
@@ -32,6 +32,8 @@ JUDGED = {"symmetric_gemm": ("gain", float), "small_polar": ("gain", float), "cp
 
 # Writing holds the lock for milliseconds. A lock older than this belongs to a process that has died.
 _LOCK_SECONDS = 5.0
+# Who has waited for this long gives up: a lock stays new if it is from a machine whose clock is ahead.
+_WAIT_SECONDS = 12 * _LOCK_SECONDS
 
 
 class Need(NamedTuple):
@@ -164,20 +166,61 @@ def _content_of(key: Key, table: Table) -> dict[str, Any]:
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """Wait until no other process is writing, or until the one that is has taken longer than `_LOCK_SECONDS`."""
-    end = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-            break
-        except FileExistsError:
-            if time.monotonic() > end:
-                break
+    """Hold the lock, once no other process does. Raises OSError after `_WAIT_SECONDS`."""
+    end = time.monotonic() + _WAIT_SECONDS
+    mine = _created(lock)
+    while mine is None:
+        if time.monotonic() > end:
+            raise OSError(f"others held {lock} for {_WAIT_SECONDS:g} seconds; if no process uses it, delete {lock}*")
+        if _is_left_behind(lock):
+            _break(lock)
+        else:
             time.sleep(0.01)
+        mine = _created(lock)
     try:
         yield
     finally:
-        lock.unlink(missing_ok=True)
+        if _identity(lock) == mine:  # another process breaks it if this one is stopped for too long
+            lock.unlink(missing_ok=True)
+
+
+def _break(lock: Path) -> None:
+    """Remove a lock that is left behind, and not the new one of a process that has removed that in the meantime."""
+    alone = lock.with_name(f"{lock.name}-breaking")  # only who has made this file removes a lock of others
+    if _created(alone) is None:
+        time.sleep(0.01)
+        return
+    try:
+        if _is_left_behind(lock):
+            lock.unlink(missing_ok=True)
+    finally:
+        alone.unlink(missing_ok=True)
+
+
+def _is_left_behind(lock: Path) -> bool:
+    found = _identity(lock)
+    return found is not None and time.time() - found[1] / 1e9 > _LOCK_SECONDS
+
+
+def _created(path: Path) -> Optional[tuple[int, int]]:
+    """Create an empty file and return its identity; None if it is there already."""
+    try:
+        opened = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+    except FileExistsError:
+        return None
+    try:
+        return _identity(opened)
+    finally:
+        os.close(opened)
+
+
+def _identity(file: Union[Path, int]) -> Optional[tuple[int, int]]:
+    """Return the inode of a file and when it was written, in ns; None without one. An inode alone is used again."""
+    try:
+        found = os.stat(file)
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _replace(file: Path, text: str) -> None:
