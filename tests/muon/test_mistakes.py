@@ -76,6 +76,7 @@ SETTINGS = {
     "betas": (lambda k: k.Muon([weight()], betas=(0.9, 0.95)), TypeError, "no argument betas: write adamw_betas"),
     "a typing error": (lambda k: k.Muon([weight()], weight_decy=0.1), TypeError, "weight_decy: write weight_decay"),
     "process_group": (lambda k: k.Muon([weight()], process_group=1), TypeError, "write exchange=ExchangeOptions"),
+    "exchange": (lambda k: k.Muon([weight()], exchange=1), TypeError, r"write ExchangeOptions\(process_group=\.\.\.\)"),
     "use_muon": (lambda k: k.Muon([weight()], use_muon=True), TypeError, "write use_muon in a group, or is_muon="),
     "a word of is_muon": (lambda k: k.Muon([weight()], is_muon=lambda *_: "muon"), TypeError, "must return True, Fal"),
     "is_muon": (

@@ -89,6 +89,7 @@ FILES = {
         ValueError,
         "got the keys model: if this is a whole check",
     ),
+    "an empty dict": (lambda k: loads(k, {}), ValueError, "got no keys: if this is a whole check"),
     "AdamW's": (
         lambda k: loads(k, torchs(torch.optim.AdamW, list(named_parameters().values()))),
         ValueError,

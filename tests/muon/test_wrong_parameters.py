@@ -96,6 +96,16 @@ PARAMETERS = {
         ValueError,
         r"asked for b, .* shape is \(8,\)\. For AdamW leave use_muon out",
     ),
+    "a vector for Muon, by a pattern": (
+        lambda k: k.groups_for(nn.Linear(4, 4), patterns={"*": {"use_muon": True}}),
+        ValueError,
+        "asked for bias, .* narrower pattern",
+    ),
+    "a table for Muon": (
+        lambda k: k.Muon([{"params": [("pos", weight(1, 32, 64))], "use_muon": True}]),
+        ValueError,
+        "for position tables, use_muon=False",
+    ),
     "tied by data": (tied_by_data, ValueError, "a and b share memory, .*Tie weights by one parameter"),
     "a view inside another": (view_inside_another, ValueError, "a and b share memory"),
     "an expanded bias": (

@@ -193,6 +193,14 @@ def test_logits_of_a_wrong_head_count_are_refused(clip):
     assert layer.counts() == (0, 0)
 
 
+def test_whole_logits_bring_advice_that_works(clip):
+    """(batch, heads, queries, keys), of which only the largest of each head counts."""
+    layer, logits = clip({"head_dim": 4}, pair(2)), torch.ones(1, 2, 5, 5)
+    with pytest.raises(ValueError, match=r"Give the largest logit of each head: logits\.amax\(\(-2, -1\)\)$"):
+        layer.observe_(0, logits)
+    layer.observe_(0, logits.amax((-2, -1)))
+
+
 @pytest.mark.parametrize("companions", [{}, {"layers.0.attn.qkv.bias": (48,)}], ids=["alone", "with a bias"])
 def test_logits_of_more_heads_than_a_fused_weight_seems_to_have_bring_advice(clip, companions):
     """48 rows may be four heads with keys of their own, or eight heads that share two keys."""

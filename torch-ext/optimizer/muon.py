@@ -257,7 +257,10 @@ class Muon(Optimizer):
         defaults = plain_settings({**settings, **OF_GROUPS, "rounding_step": 0})
         self._release_grads = flag("release_grads", release_grads)
         if not isinstance(exchange, (ExchangeOptions, type(None))):
-            raise TypeError(f"exchange must be ExchangeOptions(...) of this package or None, got {exchange!r}")
+            raise TypeError(
+                f"exchange must be ExchangeOptions(...) of this package or None, got {exchange!r}: for a process group "
+                "write ExchangeOptions(process_group=...)"
+            )
         exchange = exchange or ExchangeOptions()
         check_is_muon(is_muon)
         self._replica_ranks = ranks_of(exchange.process_group)

@@ -99,7 +99,7 @@ def check_state_dict(state_dict: Any) -> None:
     if not {"state", "param_groups"} <= set(state_dict):
         keys = ", ".join(map(str, list(state_dict)[:6]))
         raise ValueError(
-            f"need what state_dict() of an optimizer returns, got the keys {keys}: "
+            f"need what state_dict() of an optimizer returns, got {f'the keys {keys}' if keys else 'no keys'}: "
             "if this is a whole checkpoint, give the optimizer's part of it"
         )
     state, groups = state_dict["state"], state_dict["param_groups"]

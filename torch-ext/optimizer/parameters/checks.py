@@ -81,8 +81,8 @@ def check_matrix(name: str, p: Tensor) -> None:
     if p.ndim < 2 or 0 in p.shape:
         raise ValueError(
             f"Muon was asked for {name}, which is not a matrix: its shape is {tuple(p.shape)}. For AdamW leave "
-            "use_muon out of its group, or let is_muon return False (wrappers that flatten parameters, such as FSDP1 "
-            "and DeepSpeed's ZeRO, leave no matrices: use FSDP2 or stage 0)"
+            "use_muon out of its group, let is_muon return False, or write a narrower pattern (wrappers that flatten "
+            "parameters, such as FSDP1 and DeepSpeed's ZeRO, leave no matrices: use FSDP2 or stage 0)"
         )
 
 

@@ -202,8 +202,8 @@ def view_in_group(name: str, p: Tensor, group: Mapping[str, Any]) -> MatrixView:
     stack = is_stack(name, p.ndim, group["expert_keys"], group["stacked"])
     if stack is None:
         raise ValueError(
-            f"Muon was asked for {name} {tuple(p.shape)}, which may be a stack of matrices or a convolution: write "
-            "stacked=True or stacked=False, in its group or for all, or name stacks by expert_keys"
+            f"Muon was asked for {name} {tuple(p.shape)}, which may be a stack (experts, rows, cols) or a convolution: "
+            "write stacked=True or stacked=False, or name stacks by expert_keys; for position tables, use_muon=False"
         )
     if group["transposed"]:
         return transposed_view(name, p, experts=stack, split_rows=group["split_rows"])

@@ -135,6 +135,8 @@ class QKClip:
         if logits.shape[-1:] != (heads,) or logits.device != device:
             may_share = attention.is_fused and not self._settings.num_kv_heads and logits.device == device
             advice = ". If heads of the fused weight share keys, qk_clip needs num_kv_heads" if may_share else ""
+            if logits.ndim > 2 and logits.shape[-1:] != (heads,):
+                advice = f". Give the largest logit of each head: logits.amax((-2, -1)){advice}"
             raise ValueError(
                 f"logits of layer {layer!r} must be (..., {heads}) on {device}, "
                 f"got {tuple(logits.shape)} on {logits.device}{advice}"
