@@ -21,10 +21,14 @@ INTRODUCTION = """\
 # Arguments of `Muon`
 
 Names and order follow `torch.optim.Muon`; arguments that it does not have are keyword-only. *Group* says whether a
-parameter group may have its own value. *Change* says what happens if you change the value between two steps: the next
-step reads it, or makes a new plan with it. Where it is empty, give the value when the optimizer is made. *Values* says
-which numbers and flags are accepted; where it is empty, *meaning* names all values. AdamW (or NAdamW, by `fallback`)
-updates the parameters that are not matrices; they are called the fallback's parameters.
+parameter group may have its own value. *Values* says which numbers and flags are accepted; where it is empty, *meaning*
+names all values. AdamW (or NAdamW, by `fallback`) updates the parameters that are not matrices; they are called the
+fallback's parameters.
+
+*Change* says what happens if you set another value in `opt.param_groups` between two steps. With *next step* it is used
+from then on. So it is with *new plan*, but that step first works out again which matrices it has and how they are
+computed, which takes longer once. Where the column is empty, give the value when the optimizer is made. To change
+AdamW's rate later, set `lr_factor` in its group, or its `lr`; setting `adamw_lr` raises.
 
 `python -m tools.pages.arguments` makes this page from the class and from `parameters/settings.py`.
 

@@ -79,9 +79,10 @@ class Muon(Optimizer):
         params: tensors, `(name, tensor)` pairs such as `model.named_parameters()`, or group dicts of either. Without
             names an embedding looks like any other matrix. A group with parameters of both kinds is split into two
             neighbouring groups with the same live `lr` (`adamw_lr` says when they differ).
-        lr: learning rate of all parameters, a float or a tensor with one element, read at every step. In a tensor on a
-            GPU a NaN or a negative number is not noticed. Start with 0.02 for a small model from random weights, and
-            with AdamW's rate for a large one (docs/learning_rates.md).
+        lr: learning rate of all parameters, a float or a tensor with one element, read at every step. Both halves of a
+            split group share a tensor, so change it once, not for each group, and give `ReduceLROnPlateau` a number. In
+            a tensor on a GPU a NaN or a negative number is not noticed. Start with 0.02 for a small model from random
+            weights, and with AdamW's rate for a large one (docs/learning_rates.md).
         weight_decay: decay of every parameter of the group, a float or a tensor with one element, read at every step.
         momentum: decay rate (beta) of the running average of gradients.
         nesterov: use Nesterov momentum.
@@ -98,8 +99,10 @@ class Muon(Optimizer):
         use_addmm: torch's choice between implementations. It changes nothing here.
         foreach, fused: torch's choices between implementations. None and False change nothing. True is accepted
             only in the dict of a group whose updates use that implementation already (`fused` where AdamW alone updates
-            the group, `foreach` where NAdamW does), and raises elsewhere.
-        update_rms: root mean square of an update with `match_rms_adamw` at `lr` 1: 0.2, or 0.18 as in DeepSeek-V4.
+            the group, `foreach` where NAdamW does). Elsewhere it raises when the group is made; set later, it has no
+            effect.
+        update_rms: root mean square of an update with `match_rms_adamw` at `lr` 1, for matrices that lack no direction:
+            0.2, or 0.18 as in DeepSeek-V4. Gradients of low rank give less.
         ns_dtype: dtype of the iteration, a torch.dtype or its name. None: float64 for float64 matrices, else float16 on
             CUDA devices, bfloat16 on CPUs that multiply it faster than float32, and float32 elsewhere.
         ns_method: how the iteration is computed: `standard`, `gram` (on the small Gram matrix), `gram_float32` (keeps
@@ -114,8 +117,9 @@ class Muon(Optimizer):
         second_moment: divide each row or column of an update by its running root mean square, then restore the norm of
             the whole: `rows` (NorMuon, arXiv:2510.05491), `long_side` (rows, or columns if there are more of them), or
             `none`. Applied after `renormalize`. With `renormalize="frobenius"` and `match_rms_adamw` updates have the
-            paper's size. A change between `rows` and `long_side` raises an error if a matrix
-            has more columns than rows; it says what to delete.
+            paper's size. If you change a setting so that moments get another shape, the next step raises and says what
+            to delete: `conv_mode` and `transposed` do that, and so does a change between `rows` and `long_side` where a
+            matrix has more columns than rows.
         second_moment_beta: decay rate of the running mean of squares.
         experimental_hyperball: keep the norm of each matrix: W becomes R normalized(W - lr R normalized(update)), where
             R is the norm of W. `lr` is then relative to that norm, and no multiplier or decay applies. Needs float32 or
@@ -133,15 +137,16 @@ class Muon(Optimizer):
         is_muon: a function `(name, parameter) -> True, False or None`; None leaves the decision to routing. It is not
             asked about groups that set `use_muon`, as all groups of `groups_for` do.
         fallback: optimizer of the other parameters: `adamw`, or `nadamw` (AdamW with Nesterov momentum).
-        adamw_lr: learning rate of the fallback's parameters; None means `lr`. The constructor's applies to groups
-            that set no `lr`; a group that does may set its own `adamw_lr`, too. Its ratio to `lr` is kept as
-            `lr_factor` while schedulers change `lr`. A tensor, or any value beside an `lr` of 0, has no ratio: it
-            becomes the `lr` of the fallback's group.
+        adamw_lr: learning rate of the fallback's parameters; None means `lr`. Given to the constructor, it applies to
+            the groups without an `lr` of their own; a group with its own `lr` may have its own `adamw_lr`, too. In a
+            group of matrices alone it has no effect. What is kept is the ratio `lr_factor = adamw_lr / lr`, so
+            schedulers need to change `lr` alone. A tensor, or a value beside `lr=0`, has no ratio: the fallback's group
+            then gets it as its own `lr`.
         adamw_betas: betas of the fallback.
         adamw_eps: eps of the fallback.
         stochastic_rounding: round half-precision matrices up or down at random, without bias; the fallback's
-            parameters are rounded to nearest. If GradScaler skips a step, ranks that share parameters use up the random
-            numbers of that step, and a single process does not, so the two round later steps differently.
+            parameters are rounded to nearest. If GradScaler skips a step, ranks that share parameters draw its random
+            numbers all the same, and a single process does not: from then on the two round differently.
         master_weights: with `split`, bfloat16 parameters are the upper halves of float32 values, whose lower 16 bits
             are state: with the same gradients and `momentum_dtype="float32"` they have the bits of float32 parameters
             (docs/master_weights.md). float32 and float64 parameters are not affected; float16 raises. None: each step
@@ -149,7 +154,7 @@ class Muon(Optimizer):
         momentum_dtype: dtype of new momentum buffers; None means the parameter's. `int8` stores 8-bit codes with one
             float32 scale for every 64 neighbours in the last dimension (docs/momentum.md). A change to or from `int8`
             converts the buffers that exist; any other change applies to new buffers only. `float16` holds nothing above
-            65504: larger momentum becomes infinite, and its matrix NaN.
+            65504: larger momentum becomes infinite, and from the next step on its matrix is NaN.
         offload: keep momentum in host memory, pinned for a GPU, which holds three batches of it at a time. Torch rounds
             the pinned memory of each parameter up to a power of two: 172 MiB take 256. To read momentum, call
             `state_dict()`, which waits for copies under way. Not with `capturable`, nor for matrices that ranks share.
@@ -169,8 +174,12 @@ class Muon(Optimizer):
         transposed: True if weights are (in, out), as in transformers' `Conv1D`.
         lr_factor: the rate of the fallback's parameters is `lr * lr_factor`.
         decay_lr: the `lr` at which `corrected` decay equals decoupled decay; by default the first `lr` of the group.
-        role, reason: a label of yours for the group, and the reason that `explain()` shows for its parameters.
-        _anything: keys that begin with `_` are yours. Known keys of other libraries are accepted; others raise.
+        rounding_step: how many steps of `stochastic_rounding` were taken; saved, and the same on all ranks.
+        role, reason: a label of yours for the group, and the reason that `explain()` shows for its parameters. It shows
+            yours only where the group sets `use_muon` or `use_fallback`; elsewhere routing gives the reason.
+        _anything: keys that begin with `_` are yours. Known keys of other libraries are accepted; others raise when the
+            group is made. Later nobody checks new keys, because schedulers write theirs there, so a mistyped
+            `weight_deacy` does nothing.
 
     State: matrices have `momentum_buffer` in their shape, in `momentum_dtype`; `momentum_scale` if that is `int8`,
     float32 with a size of ceil(columns / 64) in the last dimension; and `second_moment` if asked for, float32 with size
@@ -386,8 +395,8 @@ class Muon(Optimizer):
         """Do before training what the first steps would wait for: connect ranks, choose and compile kernels, capture.
 
         Matrix products that this machine has not measured yet are checked against float64 and timed against torch's,
-        for about `budget` seconds. The fastest correct ones are used from then on and stored in the user's cache folder
-        (`tune`); unmeasured products keep their defaults. Parameters, gradients and state do not change.
+        for at most about `budget` seconds. The fastest correct ones are used from then on and stored in the user's
+        cache folder (`tune`); unmeasured products keep their defaults. Parameters, gradients and state do not change.
         `progress(done, total, what)` is called after each stage; None draws a progress line.
 
         Call it before you capture your own CUDA graphs: it frees cuBLAS's workspaces, which such graphs may use.
