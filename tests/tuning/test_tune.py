@@ -144,8 +144,9 @@ def test_tune_measures_for_real(kernel, measurements, capsys):
     assert [line.split(":")[0] for line in lines] == ["tune 1/2", "tune 2/2"]
     assert re.match(r"tune 2/2: measured 1 products: [01] ours, [01] torch's, none failed", lines[-1])
     assert chosen(kernel, 24, 40).source == "measured here"
+    ours = lines[-1].split("products: ")[1].removesuffix(", none failed")
     kernel.tune([(24, 40)], dtype=BF16, device="cpu")
-    assert not capsys.readouterr().out
+    assert capsys.readouterr().out == f"tune 1/1: measured 1 products before: {ours}\n"
 
 
 def test_torchs_products_remain_if_a_file_says_that_all_failed(kernel, measurements):
@@ -171,10 +172,20 @@ def test_a_device_that_is_not_here_is_refused(kernel):
         kernel.tune([(8, 8)], device="cuda")
 
 
-def test_nothing_is_measured_where_there_is_no_choice(kernel, measurements):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+def test_nothing_is_measured_where_there_is_no_choice(kernel, measurements, dtype):
+    """And that is said."""
     told = []
-    kernel.tune([(24, 40)], dtype=torch.float64, device="cpu", progress=lambda *stage: told.append(stage))
-    assert not told
+    kernel.tune([(24, 40)], dtype=dtype, device="cpu", progress=lambda *stage: told.append(stage))
+    name = str(dtype).removeprefix("torch.")
+    assert told == [(1, 1, f"torch's products are the only ones for {name} matrices of these shapes on cpu")]
+    assert not list(Path(os.environ["XDG_CACHE_HOME"]).iterdir())
+
+
+def test_a_gpu_on_which_triton_cannot_launch_is_said_to_be_one(kernel, tune, monkeypatch):
+    monkeypatch.setattr(tune, "triton_fault", lambda device: "no compiler")
+    told = tune._known([], torch.device("cuda", 0), torch.float16)
+    assert told.endswith("float16 matrices of these shapes on cuda:0, as Triton cannot launch here (no compiler)")
 
 
 def test_warmup_measures_and_plans_anew(kernel, tune, measurements, contests, monkeypatch, table_clock):

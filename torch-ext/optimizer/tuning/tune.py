@@ -13,9 +13,11 @@ import torch
 
 from ..iteration import check_work_dtype, default_work_dtype
 from ..kernels.capabilities import check_device
+from ..kernels.formats import dtype_name
 from ..kernels.machine import key_of
 from ..kernels.measurement_file import Need, Table
 from ..kernels.measurements import failed, keep, own_measurement
+from ..kernels.products import triton_fault
 from .contest import Contest, Task, cpu_contest, tasks_of
 from .findings import OUT_OF_TIME, Finding, compete, is_complete, is_ours, left_out, named, wrong_of
 from .gpu_contest import gpu_contest
@@ -161,8 +163,9 @@ def tune(
 
     `budget` is about how many seconds all of this takes, proofs included. Sizes with most work come first. The size
     that is being measured when the time is up is finished, with the fewest rounds. Those after it keep what they have,
-    and the progress names them. `progress(done, total, what)` is called after each size; None draws a line. Raises
-    ValueError or TypeError for shapes, dtypes, devices and budgets that make no sense, before anything is measured.
+    and the progress names them. `progress(done, total, what)` is called after each size, and for a summary, which also
+    says why if nothing was measured; None draws a line. Raises ValueError or TypeError for shapes, dtypes, devices and
+    budgets that make no sense, before anything is measured.
     """
     check_call(budget, progress)
     if not isinstance(shapes, Iterable):
@@ -172,9 +175,20 @@ def tune(
     needed = [task for shape in map(_checked_shape, shapes) for task in tasks_of(place, wanted, *shape)]
     tasks = unmeasured(largest_first(needed))
     tuner, report = Tuner(budget), Line("tune") if progress is None else progress
-    stages = [*stages_of(tuner, tasks), tuner.summary] if tasks else []
+    stages = [*stages_of(tuner, tasks), tuner.summary] if tasks else [partial(_known, needed, place, wanted)]
     for done, stage in enumerate(stages, 1):
         report(done, len(stages), stage())
+
+
+def _known(tasks: Sequence[Task], device: torch.device, dtype: torch.dtype) -> str:
+    """Return in words why there is nothing to measure: all tasks were measured before, or there is no choice."""
+    if not tasks:
+        fault = triton_fault(device)
+        why = f", as Triton cannot launch here ({fault})" if fault else ""
+        return f"torch's products are the only ones for {dtype_name(dtype)} matrices of these shapes on {device}{why}"
+    found = {task.need: _measured_before(task, own_measurement(key_of(task.device), task.need)) for task in tasks}
+    ours = sum(map(is_ours, found.values()))
+    return f"measured {len(found)} products before: {ours} ours, {len(found) - ours} torch's"
 
 
 def check_call(budget: float, progress: Optional[Progress]) -> None:
