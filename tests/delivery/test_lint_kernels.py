@@ -15,7 +15,7 @@ from tools.lint import binary, cases, judgements, machine_code
 from tools.lint import kernels as lint
 
 CAPABILITIES = {"sm_80": 80, "sm_90": 90, "sm_100": 100, "sm_120": 120}
-WIDE = cases.Case("sm_90", "wide", "bfloat16", 2048, 4096, False, (128, 64, 8, 8, 3))
+WIDE = cases.Case("sm_90", "wide", "bfloat16", 2048, 4096, (128, 64, 8, 8, 3))
 OPCODES = {"HGMMA.64x128x16.F32.BF16": 4, "UTMALDG.3D": 8, "STG.E.128": 16}
 GOOD_LOOP = machine_code.Loop(85, {"HGMMA.64x128x16.F32.BF16": 4, "BAR.SYNC.DEFER_BLOCKING": 3}, in_flight=1)
 GOOD = binary.Facts(98328, 90, 0, OPCODES, 128 * 128 * 64, False, GOOD_LOOP, store_bits=128)

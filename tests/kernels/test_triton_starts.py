@@ -73,7 +73,7 @@ def launched_by_triton(launch_cache, operands: tuple):
 
 
 def arranged(launch_cache, operands: tuple):
-    return launch_cache.arrange(*operands, False, launch_cache.chosen_for(*operands))
+    return launch_cache.arrange(*operands, launch_cache.chosen_for(*operands))
 
 
 def start_of(launch_cache, operands: tuple):

@@ -157,10 +157,10 @@ def launches(module, monkeypatch) -> list:
 
 def test_launch_is_on_the_operands_device(module, launches):
     A, C = torch.ones(1, 3, 2), torch.empty(1, 3, 3)
-    module._on_gpu(A, A.mT, None, C, *map(torch.tensor, (2, 0.5, -1.0)))
+    module._on_gpu(A, A.mT, None, C, 2.0, 0.5, -1.0)
     ((device, *_, result, scalars, _),) = launches
     assert device == A.device and result is C
-    assert scalars == (2.0, 0.5, -1.0) and all(isinstance(number, float) for number in scalars)
+    assert scalars == (2.0, 0.5, -1.0)
 
 
 @pytest.mark.parametrize("name", [None, "A", "B", "C", "D"])
@@ -168,7 +168,7 @@ def test_unaligned_operand_takes_no_measured_config(module, launches, entries, n
     values = {operand: torch.zeros(1, 64, 64, dtype=torch.bfloat16) for operand in "ABDC"}
     if name:
         values[name] = torch.zeros(64 * 64 + 1, dtype=torch.bfloat16)[1:].view(1, 64, 64)
-    scalars = dict.fromkeys(("alpha", "beta", "diagonal"), torch.tensor(0.0))
+    scalars = dict.fromkeys(("alpha", "beta", "diagonal"), 0.0)
     module._on_gpu(**values, **scalars)
     was_measured = launches[0][-1] == tuple(entries[0][field] for field in module.Config._fields)
     assert was_measured == (name is None)

@@ -36,7 +36,7 @@ def compiled_for(*arguments: object) -> Hashable:
 
 def of_product(lab: Lab, operands: tuple, config: tuple) -> Hashable:
     (A, B, D, C), tuned = operands, lab.kernel.kernels.tuned
-    made = candidates.module(lab, "symmetric_gemm").arrange(A, B, D, C, False, tuned.Config(*config))
+    made = candidates.module(lab, "symmetric_gemm").arrange(A, B, D, C, tuned.Config(*config))
     m, k, _, *strides = made.sizes  # the third is not specialized
     return made.constants, compiled_for(A, B, C if D is None else D, C, m, k, *strides)
 

@@ -195,7 +195,7 @@ def cases(lab: Lab, launch: Launch) -> Iterator[AnyCase]:
         return
     if launch.kernel == PRODUCT:
         for layout in RACED:
-            yield Case(lint_target(lab), layout, short(launch.dtype), *LARGE, False, config, competes=True)
+            yield Case(lint_target(lab), layout, short(launch.dtype), *LARGE, config, competes=True)
     elif launch.dtype == torch.float16:
         yield RacedSmall(lint_target(lab), True, short(launch.dtype), config[0], config, competes=True)
     else:

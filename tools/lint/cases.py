@@ -33,14 +33,13 @@ class Case(NamedTuple):
     dtype: str
     m: int
     k: int
-    scalars_on_device: bool
     config: tuple
     competes: bool = False
 
     @property
     def name(self) -> str:
         size = f"{self.m}" if self.layout in SQUARE else f"{self.m} x {self.k}"
-        return f"{self.dtype} {self.layout} {size}" + (", scalars on device" if self.scalars_on_device else "")
+        return f"{self.dtype} {self.layout} {size}"
 
     kernel = "symmetric_gemm"
 
@@ -55,7 +54,7 @@ class Case(NamedTuple):
         return 1, 1
 
     def compile(self, package: Path) -> Any:
-        numbers = (torch.zeros(()),) * 3 if self.scalars_on_device else (1.5, -0.5, 0.25)
+        numbers = 1.5, -0.5, 0.25
         return compile_launch(
             self.gpu, package, self.kernel, lambda module: (*operands(self), numbers, module.Config(*self.config))
         )
@@ -145,8 +144,7 @@ def all_cases(package: Path) -> list[AnyCase]:
 
 def fast_cases(package: Path) -> list[AnyCase]:
     """Return a few launches for each of three NVIDIA generations: both tile sizes, and the worst alignment."""
-    regimes = [("wide", "bfloat16", *LARGE, False), ("square", "bfloat16", *SMALL, True)]
-    regimes += [("square", "bfloat16", *ODD, False), ("square", "bfloat16", *EIGHTS, False)]
+    regimes = [("wide", "bfloat16", *LARGE), *(("square", "bfloat16", *size) for size in (SMALL, ODD, EIGHTS))]
     gpus = "sm_80", "sm_90", "sm_100"
     chosen = [case for gpu in gpus for case in _chosen(package, gpu, regimes)]
     small = [case for gpu in gpus for case in _small_polar(package, gpu, ["float16"])]
@@ -155,22 +153,19 @@ def fast_cases(package: Path) -> list[AnyCase]:
 
 
 def _regimes(descriptors: bool) -> Iterator[tuple]:
-    """Yield (layout, dtype, m, k, scalars on the device): all for bfloat16, then what differs for other dtypes."""
+    """Yield (layout, dtype, m, k): all for bfloat16, then what differs for other dtypes."""
     half, full = "bfloat16", "float32"
     eights = (EIGHTS,) if descriptors else ()  # for pointers they are no different from odd sizes
     for size in (LARGE, SMALL, ODD, *eights):
-        yield from ((layout, half, *size, False) for layout in ("wide", "tall", "square"))
+        yield from ((layout, half, *size) for layout in ("wide", "tall", "square"))
     if descriptors:
-        yield from (
-            (layout, half, *size, False) for layout in ("repeated", "repeated_square") for size in (LARGE, SMALL)
-        )
-        yield from ((layout, full, *LARGE, False) for layout in ("repeated", "repeated_square"))
-    yield from (("square", half, *size, True) for size in (LARGE, ODD))
-    yield from (("wide", half, *LARGE, True), ("shifted_addend", half, *LARGE, False), ("spread", half, *LARGE, False))
-    yield from (("transposed_result", half, *size, False) for size in (LARGE, SMALL, ODD))
-    yield from (("square", "float16", *size, False) for size in (LARGE, SMALL, ODD))
+        yield from ((layout, half, *size) for layout in ("repeated", "repeated_square") for size in (LARGE, SMALL))
+        yield from ((layout, full, *LARGE) for layout in ("repeated", "repeated_square"))
+    yield from ((layout, half, *LARGE) for layout in ("shifted_addend", "spread"))
+    yield from (("transposed_result", half, *size) for size in (LARGE, SMALL, ODD))
+    yield from (("square", "float16", *size) for size in (LARGE, SMALL, ODD))
     for size in (LARGE, ODD, *eights):
-        yield from ((layout, full, *size, False) for layout in ("wide", "tall", "square"))
+        yield from ((layout, full, *size) for layout in ("wide", "tall", "square"))
 
 
 def _chosen(package: Path, gpu: str, regimes) -> Iterator[Case]:
@@ -189,7 +184,7 @@ def _usual(package: Path, gpu: str) -> Iterator[Case]:
         if config in tuned.COMPILED:  # not compiled by Triton; tools/lint/hopper.py reads its machine code
             continue
         for layout in ("wide", "tall", "square", "commuting"):
-            yield Case(gpu, layout, "bfloat16", *LARGE, False, tuple(config), competes=True)
+            yield Case(gpu, layout, "bfloat16", *LARGE, tuple(config), competes=True)
 
 
 def _small_polar(package: Path, gpu: str, dtypes) -> Iterator[SmallPolarCase]:
@@ -217,7 +212,7 @@ def _measured(package: Path) -> Iterator[AnyCase]:
             if config in tuned.COMPILED:  # not compiled by Triton; tools/lint/hopper.py reads its machine code
                 continue
             for layout in ("wide", "tall", "square", "repeated", "repeated_square", "transposed_result"):
-                yield Case(gpu, layout, dtype, *LARGE, False, config)
+                yield Case(gpu, layout, dtype, *LARGE, config)
         for dtype, config in _configs(content.get("small_polar", {}), tuned.SmallConfig):
             yield from (SmallPolarCase(gpu, aligned, dtype, config[0], config) for aligned in (True, False))
 

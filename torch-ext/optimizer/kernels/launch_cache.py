@@ -100,7 +100,7 @@ def launch(
     elif compiled is None:  # an empty product, or Triton's interpreter, which compiles nothing
         return None
     else:
-        start = prepare(A, B, arrange(A, B, D, C, False, config), compiled)
+        start = prepare(A, B, arrange(A, B, D, C, config), compiled)
     if len(_STARTS) >= MAX_STARTS:
         _STARTS.clear()
     _STARTS[geometry] = start

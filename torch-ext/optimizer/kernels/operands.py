@@ -1,8 +1,8 @@
-"""Requirements on the operands of a symmetric product, how they are laid out in memory, and its scalars."""
+"""Requirements on the operands of a symmetric product, and how they are laid out in memory."""
 
 from __future__ import annotations
 
-from typing import Optional, Union
+from typing import Optional
 
 import torch
 from torch import Tensor
@@ -12,13 +12,11 @@ from .portable.memory import extent
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def check_operands(
-    A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: Tensor, beta: Tensor, diagonal: Tensor
-) -> None:
+def check_operands(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> None:
     """Raise ValueError unless A (b, m, k), B (b, k, m), D and C (b, m, m) fit each other.
 
-    All must have one dtype, of `DTYPES`, and one device. The scalars must be 0-d and real. C must share no storage
-    with A, B or D, and must not have two entries at one address.
+    All must have one dtype, of `DTYPES`, and one device. C must share no storage with A, B or D, and must not have two
+    entries at one address.
     """
     device = device_of(A)
     square = (*A.shape[:1], *A.shape[1:2], *A.shape[1:2])
@@ -30,10 +28,6 @@ def check_operands(
             raise ValueError(
                 f"{name} must be {shape} {A.dtype} on {device}, got {tuple(x.shape)} {x.dtype} on {device_of(x)}"
             )
-    for name, x in (("alpha", alpha), ("beta", beta), ("diagonal", diagonal)):
-        if x.ndim or x.is_complex() or device_of(x) not in (torch.device("cpu"), device):
-            shown = f"{tuple(x.shape)} {x.dtype} on {device_of(x)}"
-            raise ValueError(f"{name} must be a real 0-d tensor on the CPU or {device}, got {shown}")
     if not extent(C).distinct:
         raise ValueError(f"C must have a place for each entry, got {tuple(C.shape)} with strides {C.stride()}")
     if any(x is not None and torch._C._is_alias_of(x, C) for x in (A, B, D)):
@@ -61,15 +55,3 @@ def is_aligned(*tensors: Tensor) -> bool:
         and all(n == 1 or n % 16 == 0 for n in (*x.stride(), *x.shape[1:]))
         for x in tensors
     )
-
-
-def as_scalar(value: Union[float, Tensor]) -> Tensor:
-    """Return a number as a 0-d tensor on the CPU, and a tensor as it is."""
-    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")
-
-
-def scalars_on(device: torch.device, *values: Tensor) -> tuple[Tensor, ...]:
-    """Return 0-d tensors in float32 on a device."""
-    # Filled on the device: a copy from the CPU would wait for it, and cannot be captured in a graph.
-    written = dict(dtype=torch.float32, device=device)
-    return tuple(torch.full((), float(v), **written) if v.is_cpu else v.to(torch.float32) for v in values)

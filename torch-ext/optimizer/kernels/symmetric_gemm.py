@@ -27,7 +27,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from . import hopper_gemm
 from .measurements import Ranks
 from .native import define_operation
-from .operands import as_scalar, check_operands, fits_descriptor, is_aligned, scalars_on
+from .operands import check_operands, fits_descriptor, is_aligned
 from .tiles import grouped_lower_triangle, load_panel, store_tile
 from .tuned import COMPILED, HOPPERS, Config, Target, chosen_config, safe_config, target_of
 
@@ -35,14 +35,13 @@ from .tuned import COMPILED, HOPPERS, Config, Target, chosen_config, safe_config
 @triton.jit(do_not_specialize=["side"])  # used only to count: kernels specialized for 1 or 16 would gain nothing
 def _symmetric_gemm_kernel(
     A, B, D, C,  # pointers; A and B, which is the header's B.mT, are (b, m, k), and descriptors with DESCRIPTORS
-    alpha, beta, diagonal,  # numbers, or pointers to float32 with SCALARS_ON_DEVICE
+    alpha, beta, diagonal,
     m, k, side,  # rows, length of the sums, squares of WIDTH a side
     A_batch, A_row, A_k,
     B_batch, B_row, B_k,
     D_batch, D_row, D_col,
     C_batch, C_row, C_col,  # strides in elements
-    HAS_D: tl.constexpr, SCALARS_ON_DEVICE: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, A_K_INNER: tl.constexpr, B_K_INNER: tl.constexpr,
+    HAS_D: tl.constexpr, DESCRIPTORS: tl.constexpr, A_K_INNER: tl.constexpr, B_K_INNER: tl.constexpr,
     TILE: tl.constexpr, WIDTH: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """One program computes TILE rows of a square of WIDTH of one matrix A Bᵀ: a tile, or two beside each other.
@@ -76,10 +75,6 @@ def _symmetric_gemm_kernel(
             b_places += wide_step * B_k
         sums = tl.dot(a, b, sums, input_precision="ieee")
 
-    if SCALARS_ON_DEVICE:
-        alpha = tl.load(alpha)
-        beta = tl.load(beta)
-        diagonal = tl.load(diagonal)
     mask = (rows < m)[:, None] & (cols < m)[None, :]
     result = alpha * sums
     if i // TILES == j // TILES:  # not where tiles are stored: together they take too many registers on sm_90
@@ -112,9 +107,7 @@ class Launch(NamedTuple):
     options: dict[str, int]
 
 
-def arrange(
-    A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, scalars_on_device: bool, config: Config
-) -> Optional[Launch]:
+def arrange(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, config: Config) -> Optional[Launch]:
     """Return how `launch_symmetric_gemm` launches for operands of this layout; None if the result is empty."""
     batch, m, k = A.shape
     if batch == 0 or m == 0:
@@ -125,7 +118,7 @@ def arrange(
     descriptors = reads_descriptors(A.device) and all(map(fits_descriptor, panels))
     rows = zip((tile, config.tile), inner)
     blocks = tuple([1, size, config.tile_k] if i else [1, config.tile_k, size] for size, i in rows)
-    traits = D is not None, scalars_on_device, descriptors, *inner
+    traits = D is not None, descriptors, *inner
     # D and C are symmetric, so their row and column strides may be exchanged: the larger one is passed first.
     by_rows = [(x.stride(0), *sorted(x.stride()[1:], reverse=True)) for x in (C if D is None else D, C)]
     return Launch(
@@ -140,15 +133,14 @@ def arrange(
 def launch_symmetric_gemm(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, scalars: tuple, config: Config) -> Any:
     """Write the product into C by one launch with an explicit configuration; return what Triton compiled for it.
 
-    `scalars` is (alpha, beta, diagonal): all numbers, or all 0-d float32 tensors on the device of C. The other
-    arguments are those of `symmetric_gemm_`, unchecked. Configurations in COMPILED are not Triton's: with them scalars
-    must be numbers, and the result is None. It is also None if there was nothing to launch.
+    `scalars` is (alpha, beta, diagonal). The other arguments are those of `symmetric_gemm_`, unchecked. The result is
+    None for configurations in COMPILED, which are not Triton's, and if there was nothing to launch.
     """
     if config in COMPILED:
         alpha, beta, diagonal = scalars
         hopper_gemm.hopper_product(A, B, D, alpha, beta, C, diagonal, config.sections)
         return None
-    launch = arrange(A, B, D, C, isinstance(scalars[0], Tensor), config)
+    launch = arrange(A, B, D, C, config)
     if launch is None:
         return None
     panels = A, B.mT
@@ -177,15 +169,11 @@ def config_for(device_name: str, target: Target, operands: tuple, among: Optiona
     `among` has the ranks that share the matrices: only what exactly these have agreed on counts (`measured_here`).
     """
     A, B, D, C = operands
-    config = chosen_config(device_name, target, A.dtype, A.shape[1:], _how_they_lie(A, B, D, C), among)
+    lie = _how_they_lie(A, B, D, C)
+    config = chosen_config(device_name, target, A.dtype, A.shape[1:], lie, among)
     if config in COMPILED and not (target == HOPPERS and hopper_gemm.is_built() and hopper_gemm.fits(A, B, D, C)):
-        return tritons_config(target, A, B, D, C)
+        return safe_config(target, A.dtype, A.size(1), *lie)  # always one of Triton's
     return config
-
-
-def tritons_config(target: Target, A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> Config:
-    """Return the safe configuration for these operands. It is always one of Triton's, never of COMPILED."""
-    return safe_config(target, A.dtype, A.size(1), *_how_they_lie(A, B, D, C))
 
 
 def _how_they_lie(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> tuple[bool, bool]:
@@ -198,42 +186,33 @@ def symmetric_gemm(
     A: Tensor,
     B: Tensor,
     D: Optional[Tensor] = None,
-    alpha: float | Tensor = 1.0,
-    beta: float | Tensor = 0.0,
+    alpha: float = 1.0,
+    beta: float = 0.0,
     out: Optional[Tensor] = None,
-    diagonal: float | Tensor = 0.0,
+    diagonal: float = 0.0,
 ) -> Tensor:
     """Return alpha A B + beta D + diagonal I (b, m, m) of A (b, m, k), B (b, k, m), symmetric D; written to `out`.
 
     `out` None is a new tensor. The result is bit for bit symmetric and has no gradient. A NaN in D reaches it even if
-    `beta` is 0. `alpha`, `beta` and `diagonal` are numbers or 0-d tensors; no kernel is compiled for their values.
-    Errors: `check_operands`.
+    `beta` is 0. No kernel is compiled for the values of `alpha`, `beta` and `diagonal`. Errors: `check_operands`.
     """
     if A.ndim != 3:
         raise ValueError(f"A must be (b, m, k), got {tuple(A.shape)}")
     C = A.new_empty(A.size(0), A.size(1), A.size(1)) if out is None else out
-    symmetric_gemm_(A, B, D, C, *map(as_scalar, (alpha, beta, diagonal)))
+    symmetric_gemm_(A, B, D, C, alpha, beta, diagonal)
     return C
 
 
-def _on_gpu(
-    A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: Tensor, beta: Tensor, diagonal: Tensor
-) -> None:
-    """Write alpha A B + beta D + diagonal I into C; the scalars are 0-d tensors, on the CPU or on the device."""
-    scalars = alpha, beta, diagonal
-    check_operands(A, B, D, C, *scalars)
-    are_numbers = all(scalar.is_cpu for scalar in scalars)
-    scalars = tuple(map(float, scalars)) if are_numbers else scalars_on(A.device, *scalars)
-    config = chosen_for(A, B, D, C)
-    if config in COMPILED and not are_numbers:  # only Triton's kernels read scalars on the device
-        config = tritons_config(target_of(A.device), A, B, D, C)
+def _on_gpu(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, alpha: float, beta: float, diagonal: float) -> None:
+    """Write alpha A B + beta D + diagonal I into C."""
+    check_operands(A, B, D, C)
     with torch.cuda.device(A.device):  # Triton launches on the current device, not on that of the arguments
-        launch_symmetric_gemm(A, B, D, C, scalars, config)
+        launch_symmetric_gemm(A, B, D, C, (alpha, beta, diagonal), chosen_for(A, B, D, C))
 
 
 def _on_cpu(A, B, D, C, alpha, beta, diagonal) -> None:
     """Compute what the kernel computes, with torch's product: the lower triangle and its mirror image."""
-    check_operands(A, B, D, C, alpha, beta, diagonal)
+    check_operands(A, B, D, C)
     product = alpha * torch.bmm(A.float(), B.float())
     product = product if D is None else product + beta * D.float()
     product.diagonal(dim1=1, dim2=2).add_(diagonal)
@@ -243,8 +222,8 @@ def _on_cpu(A, B, D, C, alpha, beta, diagonal) -> None:
 
 symmetric_gemm_ = define_operation(
     "symmetric_gemm_",
-    "(Tensor A, Tensor B, Tensor? D, Tensor(a!) C, Tensor alpha, Tensor beta, Tensor diagonal) -> ()",
-    {"cuda": _on_gpu, "cpu": _on_cpu, "meta": check_operands},
+    "(Tensor A, Tensor B, Tensor? D, Tensor(a!) C, float alpha, float beta, float diagonal) -> ()",
+    {"cuda": _on_gpu, "cpu": _on_cpu, "meta": lambda A, B, D, C, *scalars: check_operands(A, B, D, C)},
 )
 
 
