@@ -74,7 +74,7 @@ def test_symmetric_kernel_is_chosen_only_where_measured_faster(kernel, monkeypat
     entries = [{"m": 512, "k": 512, **config, "gain": 0.9}, {"m": 4096, "k": 4096, **config, "gain": 1.4}]
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Imagined GPU")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(products, "launches_triton", lambda device: True)
+    monkeypatch.setattr(products, "has_triton", lambda device: True)
     monkeypatch.setattr(products, "triton_fault", lambda device: "")
     monkeypatch.setattr(products, "predicted", lambda *size: kernel.kernels.gains.Gain())
     device = torch.device("cuda", 0)

@@ -227,24 +227,29 @@ def symmetric_choice(
     A measurement made here comes first, then the nearest shipped one, then the prediction. The gain is None if there is
     none of these; sizes that are not multiples of 16 are neither measured nor predicted.
     """
-    if triton_fault(device):
-        return Gain(None, f"by default, as Triton cannot launch here ({triton_fault(device)})")
-    if not launches_triton(device) or m % 16 or k % 16:
+    fault = triton_fault(device)
+    if fault:
+        return Gain(None, f"by default, as Triton cannot launch here ({fault})")
+    if not has_triton(device) or m % 16 or k % 16:
         return Gain()
     known = gain_of(device, dtype, "symmetric_gemm", (m, k), among)
     return predicted(device, dtype, m, k) if known.gain is None else known
 
 
 def launches_triton(device: torch.device) -> bool:
-    """Whether Triton's kernels may run on a device."""
-    return symmetric_product is not None and supports_triton(device) and not triton_fault(device)
+    """Whether Triton's kernels may run on a GPU. Of CPUs and absent GPUs it says only whether Triton is installed."""
+    return has_triton(device) and not triton_fault(device)
+
+
+def has_triton(device: torch.device) -> bool:
+    """Whether Triton is installed, and supports the device if that is a GPU which is here."""
+    return symmetric_product is not None and supports_triton(device)
 
 
 @constant_while_traced
 def triton_fault(device: torch.device) -> str:
     """Return the error with which Triton's kernels would fail on a real GPU that they support; "" if there is none."""
-    is_real = symmetric_product is not None and supports_triton(device) and gpu_of(device)
-    return launch_fault() if is_real else ""
+    return launch_fault() if has_triton(device) and gpu_of(device) else ""
 
 
 def small_choice(
