@@ -13,7 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks.fake_gpu import SYMMETRIC, Unguarded, Work
 from benchmarks.predicted_step import Size, by_cutlass, by_triton, modelled_gpu, predicted_seconds
 
-HALF_DTYPES = torch.float16, torch.bfloat16
 EPS = 1e-7
 
 
@@ -26,7 +25,8 @@ def predicted_factors(
     knows no iteration in one launch. `copied` is how many bytes the device copies in a second.
     """
     gpu, predictions = modelled_gpu(kernel, device), kernel.kernels.predictions
-    if gpu is None or iteration.in_one_launch or not {iteration.work_dtype, iteration.chain_dtype} <= set(HALF_DTYPES):
+    halves = {*kernel.kernels.formats.HALF_DTYPES}
+    if gpu is None or iteration.in_one_launch or not {iteration.work_dtype, iteration.chain_dtype} <= halves:
         return None
     with FakeTensorMode(allow_non_fake_inputs=True), Unguarded(), Work() as work:
         kernel.polar.factors.polar_factors(torch.empty(shape, device=device), iteration, EPS)

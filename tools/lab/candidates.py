@@ -22,7 +22,6 @@ from tools.lint.kernels import examine_all
 STATIC_CHECK = "static check"
 
 PRODUCT, SMALL = "symmetric_gemm", "small_polar"
-HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 # How the operands lie of what a contest launches of a product, in its proof and in its race.
 RACED = ("wide", "wide_with_addend", "tall", "square", "commuting")
@@ -138,11 +137,11 @@ def small_sides(lab: Lab) -> tuple[int, ...]:
 
 def all_launches(lab: Lab) -> Iterator[Launch]:
     """Yield every configuration that may be chosen, and the safe ones of float32."""
-    tuned = lab.kernel.kernels.tuned
-    for dtype in HALF_DTYPES:
+    tuned, halves = lab.kernel.kernels.tuned, lab.kernel.kernels.formats.HALF_DTYPES
+    for dtype in halves:
         yield from product_launches(lab, dtype)
     yield Launch(PRODUCT, torch.float32, tuned.safe_config(target(lab), torch.float32, 1, True, True))
-    for side, dtype in product(small_sides(lab), (*HALF_DTYPES, torch.float32)[: 1 if lab.tiny else None]):
+    for side, dtype in product(small_sides(lab), (*halves, torch.float32)[: 1 if lab.tiny else None]):
         yield from small_launches(lab, dtype, side)
 
 

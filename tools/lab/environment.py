@@ -28,8 +28,9 @@ QUERY = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperatu
 def items(lab: Lab) -> Iterator[Item]:
     """Yield the items of this stage."""
     yield Item("device", partial(device, lab))
-    for dtype in (torch.float16, torch.bfloat16):
-        yield Item(f"dense {str(dtype).removeprefix('torch.')}", partial(dense, lab, dtype))
+    formats = lab.kernel.kernels.formats
+    for dtype in formats.HALF_DTYPES:
+        yield Item(f"dense {formats.dtype_name(dtype)}", partial(dense, lab, dtype))
     yield Item("copy", partial(copy, lab))
     yield Item("nvidia-smi", nvidia_smi)
     yield from calibration.items(lab)

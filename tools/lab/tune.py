@@ -19,7 +19,6 @@ from benchmarks.predicted_step import in_config
 from benchmarks.shapes import MODELS, matrix_counts
 from benchmarks.timing import replayed, take_turns
 from tools.lab.candidates import (
-    HALF_DTYPES,
     PRODUCT,
     SMALL,
     STATIC_CHECK,
@@ -62,8 +61,9 @@ RACE_SECONDS = 20.0
 def items(lab: Lab) -> Iterator[Item]:
     """Yield the items of this stage."""
     yield Item(STATIC_CHECK, partial(examine, lab), 300.0, again=not is_checked_here(lab))
+    halves = lab.kernel.kernels.formats.HALF_DTYPES
     for m, k in TINY_SIZES if lab.tiny else SIZES:
-        for dtype in HALF_DTYPES[: 1 if lab.tiny else None]:
+        for dtype in halves[: 1 if lab.tiny else None]:
             yield Item(f"{PRODUCT} {short(dtype)} {m}x{k}", partial(tune_product, lab, dtype, (m, k)), 90.0)
     for m, n in TINY_SMALL_SIZES if lab.tiny else SMALL_SIZES:
         yield Item(f"{SMALL} float16 {m}x{n}", partial(tune_small, lab, (m, n)), 90.0)

@@ -6,7 +6,7 @@ import torch
 
 from .tracing import constant_while_traced
 
-# Parameters of these dtypes may be rounded stochastically.
+# Floating-point dtypes of 16 bits. Parameters in them may be rounded stochastically.
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 # Neighbours that share a scale in momentum of 8 bits: kMomentumBlock of the compiled operations.

@@ -9,7 +9,7 @@ from typing import NamedTuple, Optional, Union
 
 import torch
 
-from .formats import dtype_name
+from .formats import HALF_DTYPES, dtype_name
 from .machine import gpu_of, key_of
 from .measurement_file import JUDGED
 from .measurements import exact_or_nearest, failed, shipped_entries, sizes_here
@@ -51,7 +51,7 @@ def predicted(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Gain:
     If a candidate of the kernel has failed its proof here, the model is not used: then only proven candidates count.
     """
     gpu = gpu_of(device)
-    if gpu is None or dtype not in (torch.float16, torch.bfloat16) or torch.version.hip:
+    if gpu is None or dtype not in HALF_DTYPES or torch.version.hip:
         return Gain()
     gain = None if failed_here(device, dtype, "symmetric_gemm") else predicted_gain(gpu, m, k)
     return Gain() if gain is None else Gain(gain / WORTH, "by the model")

@@ -27,17 +27,17 @@ from __future__ import annotations
 
 from typing import Optional
 
-import torch
 from torch import Tensor
 
 from . import native
 from .capabilities import architectures
+from .formats import HALF_DTYPES
+from .operands import fits_descriptor
 from .predictions import SQUARE, triangle
 
 ARCHITECTURE = "9.0a"
-DTYPES = (torch.float16, torch.bfloat16)
-# Addresses and strides are multiples of BYTES, the rows of the result a multiple of ROWS.
-BYTES, ROWS = 16, 8
+# The rows of the result are a multiple of it.
+ROWS = 8
 # How many pairs of multiprocessors an H100 has.
 PAIRS = 66
 
@@ -64,9 +64,9 @@ def hopper_product(
 
 def fits(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> bool:
     """Whether `hopper_product` takes operands of these dtypes and layouts. Their shapes are known to match."""
-    sized = A.dtype in DTYPES and A.size(1) % ROWS == 0 and A.numel() > 0
+    sized = A.dtype in HALF_DTYPES and A.size(1) % ROWS == 0
     ordered = A.stride(2) == 1 or B.stride(2) == 1
-    return sized and ordered and all(_lies_well(x) for x in (A, B, C)) and (D is None or _lies_well(D))
+    return sized and ordered and all(map(fits_descriptor, (A, B, C))) and (D is None or fits_descriptor(D))
 
 
 def cuts(m: int) -> bool:
@@ -77,10 +77,3 @@ def cuts(m: int) -> bool:
 def is_built() -> bool:
     """Whether this build has the product. Where the builder has named no architectures, GPUs decide."""
     return not native.IS_PORTABLE and ARCHITECTURE in (architectures() or [ARCHITECTURE])
-
-
-def _lies_well(x: Tensor) -> bool:
-    inner = 2 if x.stride(2) == 1 or x.size(2) == 1 else 1
-    outer = [x.stride(dim) for dim in (0, 3 - inner) if x.size(dim) > 1]
-    in_runs = x.stride(inner) == 1 or x.size(inner) == 1
-    return in_runs and x.data_ptr() % BYTES == 0 and all(n > 0 and n * x.element_size() % BYTES == 0 for n in outer)
