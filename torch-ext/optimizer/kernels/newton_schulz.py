@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..schedules import Schedule
-from .products import Products
+from .product_table import Products
 
 
 def newton_schulz(

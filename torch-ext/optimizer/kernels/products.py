@@ -1,18 +1,18 @@
-"""The matrix products of a Newton-Schulz iteration as one value: another backend is another table, not a branch."""
+"""The tables of products of each device, and which of them is taken for matrices of a size."""
 
 from __future__ import annotations
 
 import functools
-from typing import Callable, Iterator, NamedTuple, Optional
+from typing import Iterator, Optional
 
 import torch
-from torch import Tensor
 
 from . import native_products
 from .affine_products import add_to_diagonal_, batched_affine, one_by_one_affine, single_affine
 from .gains import ALONE, Circumstances, Gain, failed_here, gain_of, measured_sizes, predicted
 from .machine import gpu_of, supports_triton
 from .measurements import Ranks
+from .product_table import Products
 from .tracing import constant_while_traced
 from .tuned import launches_hopper_gemm
 
@@ -23,40 +23,6 @@ except ModuleNotFoundError as missing:
     if missing.name != "triton":  # torch for CPUs comes without Triton; any other missing module is an error
         raise
     small_polar = symmetric_gemm = symmetric_product = launch_fault = None
-
-
-class Products(NamedTuple):
-    """Products of wide matrices X (..., m, n) and symmetric A, B (..., m, m).
-
-    Each returns a new tensor. If it is given an `out`, it writes to that and returns it. If `in_place`, `affine`
-    without an `out` overwrites X and returns that.
-    Polynomials of one matrix commute except for rounding, so `commuting` and `conjugated` may choose the
-    order. Full products err least if all factors are multiplied from one side. Symmetric products discard the upper
-    triangle that they computed, and err least if factors are multiplied from both sides.
-    """
-
-    gram: Callable[..., Tensor]  # X, out -> X Xᵀ
-    gram_affine: Callable[..., Tensor]  # A, b, c, a, out -> a I + b A + c A²
-    commuting: Callable[..., Tensor]  # A, B, out -> A B, of two polynomials of one matrix
-    conjugated: Callable[[Tensor, Tensor], Tensor]  # A, B -> A B A, also of two polynomials of one matrix
-    affine: Callable[[Tensor, Tensor, float, Optional[Tensor]], Tensor]  # B, X, a, out -> a X + B X
-    name: str
-    # All steps of an iteration in one call, if there is one, with the same bits: X, schedule, squares -> X, which is
-    # overwritten. `squares` is memory for two m x m matrices of each X, or None. The Gram iteration takes windows, and
-    # four squares.
-    newton_schulz: Optional[Callable[..., Tensor]] = None
-    gram_newton_schulz: Optional[Callable[..., Tensor]] = None
-    # For the Gram iteration with float32 squares, and for no other: `gram` also writes X Xᵀ to a float32 `out`.
-    float32_squares: bool = False
-    batched: bool = True  # takes X (B, m, n); False: one (m, n) at a time
-    in_place: bool = False
-    a_on_diagonal: bool = False  # the standard iteration multiplies (a I + B) X, because a X + B X would copy X first
-    # torch's time divided by this table's: for X Xᵀ, and for the products of two m x m matrices.
-    gram_gain: float = 1.0
-    square_gain: float = 1.0
-    square_name: str = ""  # the kernel for m x m matrices on a GPU, which may be another than that for X Xᵀ
-    source: str = ""  # how the table was chosen, if it was: measured here, shipped, by the model, or by default
-
 
 # With AVX512_BF16 an AMD core multiplies bfloat16 about twice as fast as float32. In five steps of an m x n matrix, in
 # units of m² FLOP, the standard iteration takes 15 n + 5 m in bfloat16; the Gram iteration takes 6 n in bfloat16 and

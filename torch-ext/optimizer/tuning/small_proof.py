@@ -13,6 +13,8 @@ from typing import Callable, Optional, Sequence
 import torch
 from torch import Tensor
 
+from ..kernels.newton_schulz import gram_newton_schulz
+from ..kernels.product_table import Products
 from ..kernels.small_steps import steps_of
 from ..schedules import resolve_schedule, with_folded_scale
 from .error_propagation import Carried
@@ -24,6 +26,22 @@ SCALE = 4.0
 # A matrix of rank one has a single singular value. Its roundings, about 16, may all go in one direction, which moves it
 # 4 times as far as the random signs of `Carried` do.
 ONE_WAY = 4.0
+
+
+def _polynomial(A: Carried, b: float, c: float, a: float, out: None = None) -> Carried:
+    B = A.addmm(A, A, beta=b, alpha=c)
+    return B.add(torch.eye(A.shape[-1], dtype=torch.float64), alpha=a) if a else B
+
+
+# Each product as the kernel multiplies, and rounded where it rounds.
+CARRIED = Products(
+    gram=lambda X, out=None: X @ X.mT,
+    gram_affine=_polynomial,
+    commuting=lambda Q, H, out=None: H @ Q,
+    conjugated=lambda H, R: H @ (H @ R),
+    affine=lambda Q, X, a, out=None: X.addmm(Q, X, beta=a) if a else Q @ X,
+    name="carried",
+)
 
 
 def in_windows(schedule: Steps, lengths: Sequence[int], scale: float) -> list[Steps]:
@@ -51,23 +69,7 @@ def largest_error(G: Tensor, windows: Sequence[Steps], scale: float, dtype: torc
 def _carried(G: Tensor, windows: Sequence[Steps], scale: float, dtype: torch.dtype) -> Carried:
     """Return the result of the kernel's iteration, with the changes by its roundings."""
     X = Carried.exact(scale * G.double() / torch.linalg.matrix_norm(G.double()), 0).to(torch.float32).to(dtype)
-    identity = torch.eye(len(G), dtype=torch.float64)
-    for window in windows:
-        if len(window) == 1:
-            ((a, b, c),) = window
-            A = X @ X.mT
-            X = X.addmm(A.addmm(A, A, beta=b, alpha=c), X, beta=a)
-            continue
-        R = X @ X.mT
-        Q = None
-        for i, (a, b, c) in enumerate(window, 1):
-            H = R.addmm(R, R, beta=b, alpha=c).add(identity, alpha=a)
-            Q = H if Q is None else H @ Q
-            if i < len(window):
-                R = H @ (H @ R)
-            else:
-                X = Q @ X
-    return X
+    return gram_newton_schulz(X, windows, CARRIED, dtype)
 
 
 def check_errors(C: Tensor, results: Sequence[tuple[Tensor, float]]) -> None:
