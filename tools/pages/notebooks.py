@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
@@ -31,8 +30,6 @@ MOST_BYTES = 100_000
 # A kernel of work in progress says so wherever it is loaded, which is no matter of the notebook.
 _DIRTY = re.compile(r".*was built from a dirty git tree.*\n?")
 _FOREIGN = re.compile(r"(?<![\w/])/(?:tmp|home|root|work|Users|var|opt|usr)/|\b\d{1,2}:\d{2}\b|[Ww]arning")
-_FOOTNOTE = re.compile(r"\[\d+\] ")
-_NUMBER = re.compile(r"\b[0-9a-f]{40}\b|\d+(?:\.\d+)?(?:e[-+]\d+)?|\bnan\b")
 
 
 def executed(path: Path, environment: Mapping[str, str]) -> NotebookNode:
@@ -70,22 +67,6 @@ def _plain(output: NotebookNode) -> NotebookNode:
 def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
     """Return the cells that are code."""
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
-
-
-def outline(notebook: NotebookNode) -> list[Any]:
-    """Return of each output what is the same on every machine: printed words, and how many lines and kinds of values.
-
-    Numbers are not: processors round differently.
-    """
-    return [[_outline(output) for output in cell.outputs] for cell in code_cells(notebook)]
-
-
-def _outline(output: NotebookNode) -> Any:
-    if output.output_type == "stream":
-        return output.name, [" ".join(_NUMBER.sub("#", line).split()) for line in output.text.splitlines()]
-    # Footnotes name the kernels of the processor, of which another one may have more or fewer.
-    lines = [line for line in output.data.get("text/plain", "").splitlines() if not _FOOTNOTE.match(line)]
-    return sorted(output.data), len(lines)
 
 
 def problems(notebook: NotebookNode) -> list[str]:

@@ -34,9 +34,9 @@ class Carried:
         generator = torch.Generator().manual_seed(seed)
         return cls(value, torch.zeros(cls.DRAWS, *value.shape, dtype=value.dtype), torch.float64, generator)
 
-    def error(self, order="fro") -> float:
-        """Return the norm of the change, as the root of its mean square over the draws."""
-        return torch.linalg.matrix_norm(self.change, order).square().mean().sqrt().item()
+    def error(self) -> float:
+        """Return the Frobenius norm of the change, as the root of its mean square over the draws."""
+        return torch.linalg.matrix_norm(self.change).square().mean().sqrt().item()
 
     def to(self, dtype: torch.dtype) -> Carried:
         cast = Carried(self.value, self.change, dtype, self.generator)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from functools import partial
-from typing import Callable, Optional, Sequence
+from typing import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -50,10 +50,10 @@ def in_windows(schedule: Steps, lengths: Sequence[int], scale: float) -> list[St
     return [folded[end - length : end] for end, length in zip(ends, lengths)]
 
 
-def exact(G: Tensor, schedule: Steps, norm: Optional[float] = None) -> Tensor:
-    """Return the polynomial of G / norm in float64; `norm` None means G's Frobenius norm."""
+def exact(G: Tensor, schedule: Steps) -> Tensor:
+    """Return the polynomial of G, divided by its Frobenius norm, in float64."""
     U, sigma, Vh = torch.linalg.svd(G.cpu().double(), full_matrices=False)
-    return U @ torch.diag(_composed(schedule, sigma / (norm or torch.linalg.vector_norm(sigma)))) @ Vh
+    return U @ torch.diag(_composed(schedule, sigma / torch.linalg.vector_norm(sigma))) @ Vh
 
 
 def largest_error(G: Tensor, windows: Sequence[Steps], scale: float, dtype: torch.dtype) -> float:
