@@ -73,11 +73,11 @@ class Trained:
 
 def test_rows_of_the_results_can_be_compared():
     """Plain Muon's trials are among those of the same width, which other runs, and perhaps another commit, measured."""
-    rows = {row["case"]: row for row in recipes.newest(recipes.RESULTS)["results"]}
+    rows = {row["case"]: row for row in recipes.results()["results"]}
     same = rows[f"{PARAMETRIZATIONS[0].name}, width {WIDTH}"]
     assert all(trial in same["trials"] for trial in rows["Muon"]["trials"])
 
 
 def test_page_is_what_the_tool_makes_of_the_results():
     before = recipes.PAGE.read_text()
-    assert recipes.page(before, recipes.newest(recipes.RESULTS)) == before, "run `python -m tools.pages.recipes`"
+    assert recipes.page(before, recipes.results()) == before, "run `python -m tools.pages.recipes`"

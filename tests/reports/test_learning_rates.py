@@ -34,13 +34,13 @@ def content() -> dict:
 
 def test_page_is_what_the_tool_makes_of_the_results():
     before = learning_rates.PAGE.read_text()
-    made = learning_rates.page(before, learning_rates.newest(learning_rates.RESULTS))
+    made = learning_rates.page(before, learning_rates.results())
     assert made == before, "run `python -m tools.pages.learning_rates`"
 
 
 def means() -> dict[str, dict[str, float]]:
     """Return the mean loss of every candidate of every model, as measured."""
-    content = learning_rates.newest(learning_rates.RESULTS)
+    content = learning_rates.results()
     size, measure = learning_rates.size_of(content), learning_rates.measured(content)
     return {
         model: {
@@ -76,12 +76,10 @@ def test_the_sweep_measures_what_the_page_shows(content):
     pyplot.close(drawn)
 
 
-def test_a_result_that_is_missing_is_an_error(content, tmp_path):
+def test_a_result_that_is_missing_is_an_error(content):
     fewer = {**content, "results": content["results"][1:]}
     with pytest.raises(KeyError, match=re.escape(content["results"][0]["case"])):
         learning_rates.page(learning_rates.PAGE.read_text(), fewer)
-    with pytest.raises(FileNotFoundError, match="python -m examples"):
-        learning_rates.newest(tmp_path)
 
 
 def test_multipliers_are_those_of_the_package(kernel):

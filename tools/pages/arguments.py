@@ -157,4 +157,4 @@ def _settings(package: Path) -> Iterator[tuple[str, ast.Call]]:
 
 
 if __name__ == "__main__":
-    sys.exit(write_or_check(PAGE, page(PACKAGE), "Make docs/arguments.md from the class and the table of settings."))
+    sys.exit(write_or_check({PAGE: page(PACKAGE)}, "Make docs/arguments.md from the class and the table of settings."))

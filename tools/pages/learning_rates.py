@@ -29,7 +29,7 @@ from examples.learning_rates.plan import (
 )
 from tools.pages import markdown
 from tools.pages.figure_style import STYLE
-from tools.pages.generated import write_or_check
+from tools.pages.generated import newest, write_or_check
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "training"
@@ -41,20 +41,17 @@ RING = "#D55E00"
 
 
 def main() -> int:
-    content = newest(RESULTS)
-    status = write_or_check(PAGE, page(PAGE.read_text(), content), __doc__)
+    content = results()
+    status = write_or_check({PAGE: page(PAGE.read_text(), content)}, __doc__)
     if "--check" not in sys.argv:
         with matplotlib.rc_context(STYLE):
             figure(size_of(content), measured(content)).savefig(FIGURE, dpi=200)
     return status
 
 
-def newest(folder: Path) -> dict:
-    """Return the content of the newest file of learning rates; FileNotFoundError where there is none."""
-    files = sorted(folder.glob("learning-rates-*.json"))
-    if not files:
-        raise FileNotFoundError(f"need a file of `python -m examples.learning_rates` in {folder}")
-    return json.loads(files[-1].read_text())
+def results() -> dict:
+    """Return the content of the newest file."""
+    return json.loads(newest(RESULTS, "learning-rates", "examples.learning_rates").read_text())
 
 
 def size_of(content: dict) -> Size:

@@ -157,4 +157,4 @@ def section(library: Library) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(write_or_check(PAGE, page(TESTS, json.loads(RESULTS.read_text())), __doc__))
+    sys.exit(write_or_check({PAGE: page(TESTS, json.loads(RESULTS.read_text()))}, __doc__))

@@ -7,7 +7,6 @@ python -m tools.pages.migration [--check]
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from tests.support.migrations import ORIGINS
 from tests.support.migrations.table import Line, Origin, call_here, call_there
 from tools.pages import markdown
+from tools.pages.generated import write_or_check
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "migration"
 HEADINGS = ("there", "here, for matrices", "here, for the rest", "what changes in the numbers")
@@ -149,19 +149,10 @@ def _line(text: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; status 1 if a page is not up to date")
-    check = parser.parse_args().check
     made = pages()
-    stale = [path for path, content in made.items() if not path.exists() or path.read_text() != content]
-    stale += [path for path in FOLDER.glob("*.md") if path not in made]
-    if check:
-        return int(bool(stale))
-    FOLDER.mkdir(exist_ok=True)
-    for path, content in made.items():
-        path.write_text(content)
-    print(f"written: {', '.join(path.name for path in made)}")
-    return 0
+    status = write_or_check(made, __doc__)
+    beside = [path for path in FOLDER.glob("*.md") if path not in made]
+    return status or int("--check" in sys.argv and bool(beside))
 
 
 if __name__ == "__main__":

@@ -195,4 +195,4 @@ def link(file: Path, beside: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(write_or_check(PAGE, page(RESULTS, PAGE.parent), "Make docs/performance.md from the results."))
+    sys.exit(write_or_check({PAGE: page(RESULTS, PAGE.parent)}, "Make docs/performance.md from the results."))

@@ -21,7 +21,7 @@ from packaging.version import Version
 
 from tools.build.recipe import read_tables
 from tools.build.released import COMPILED, RELEASED
-from tools.pages.generated import write_or_check
+from tools.pages.generated import newest, write_or_check
 from tools.pages.markdown import fill, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -204,7 +204,7 @@ def archs() -> list[str]:
 
 def cost() -> str:
     """Return what portable operations took, as multiples of the compiled ones' time, in the newest file of results."""
-    file = max((ROOT / "benchmarks/results").glob("portable-cpu-*.json"))
+    file = newest(ROOT / "benchmarks/results", "portable-cpu", "benchmarks.sweep_portable")
     content = json.loads(file.read_text())
     ratios = [row["ratio"] for row in content["results"] if "ratio" in row]
     place = f"../{file.relative_to(ROOT).as_posix()}"
@@ -252,7 +252,7 @@ def places_with(name: str) -> Iterator[str]:
 def main() -> int:
     description = "Make docs/platforms.md and the table in README.md by asking the loader."
     readme = fill(README.read_text(), {"platforms": summary()})
-    return max(write_or_check(file, text, description) for file, text in ((PAGE, page()), (README, readme)))
+    return write_or_check({PAGE: page(), README: readme}, description)
 
 
 if __name__ == "__main__":

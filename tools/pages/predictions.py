@@ -15,7 +15,7 @@ from types import ModuleType
 from benchmarks.predicted_step import ADAMW_BYTES, PREDICTED, REACHED, by_cutlass, pass_seconds
 from benchmarks.shapes import MODELS, matrix_counts
 from tools.lint.compiled import PACKAGE, kernel_module
-from tools.pages.generated import write_or_check
+from tools.pages.generated import newest, write_or_check
 from tools.pages.markdown import table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,7 +148,7 @@ def micro(seconds: float) -> str:
 
 def steps(predictions: ModuleType) -> str:
     """Return the section about whole steps, from the newest file of `benchmarks.sweep_fake_step`."""
-    file = max(RESULTS.glob("fake-step-*.json"))
+    file = newest(RESULTS, "fake-step", "benchmarks.sweep_fake_step")
     rows = json.loads(file.read_text())["results"]
     strict = strict_goal(rows, "llama-8b")
     text = STEPS.format(name=file.name, percent=round(100 * REACHED), small=predictions.small_side(90), strict=strict)
@@ -174,4 +174,4 @@ def step_rows(rows: Iterable[dict]) -> Iterator[tuple[str, ...]]:
 
 if __name__ == "__main__":
     made = page(kernel_module(PACKAGE, "predictions"))
-    sys.exit(write_or_check(PAGE, made, "Make docs/predictions.md from the package's model of products."))
+    sys.exit(write_or_check({PAGE: made}, "Make docs/predictions.md from the package's model of products."))

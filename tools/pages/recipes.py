@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from examples.recipes.contenders import CONTENDERS, MUON, PARAMETRIZATIONS, WIDTHS
 from tools.pages import markdown
 from tools.pages.figure_style import GREY, STYLE
-from tools.pages.generated import write_or_check
+from tools.pages.generated import newest, write_or_check
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "training"
@@ -34,9 +34,9 @@ Rows = dict[str, dict]
 
 
 def main() -> int:
-    content = newest(RESULTS)
+    content = results()
     rows = {row["case"]: row for row in content["results"]}
-    status = write_or_check(PAGE, page(PAGE.read_text(), content), __doc__)
+    status = write_or_check({PAGE: page(PAGE.read_text(), content)}, __doc__)
     if "--check" not in sys.argv:
         with matplotlib.rc_context(STYLE):
             recipes_figure(rows).savefig(FIGURES / "recipes.png", dpi=200)
@@ -44,12 +44,9 @@ def main() -> int:
     return status
 
 
-def newest(folder: Path) -> dict:
-    """Return the content of the newest file of recipes; FileNotFoundError where there is none."""
-    files = sorted(folder.glob("recipes-*.json"))
-    if not files:
-        raise FileNotFoundError(f"need a file of `python -m examples.recipes` in {folder}")
-    return json.loads(files[-1].read_text())
+def results() -> dict:
+    """Return the content of the newest file."""
+    return json.loads(newest(RESULTS, "recipes", "examples.recipes").read_text())
 
 
 def page(before: str, content: dict) -> str:
