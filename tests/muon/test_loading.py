@@ -241,3 +241,15 @@ def test_a_saved_group_makes_another_optimizer(kernel):
     params = list(named_parameters().values())
     optimizer = kernel.Muon({**group, "params": [params[i] for i in group["params"]]} for group in saved)
     assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.5]
+
+
+def test_loaded_state_keeps_no_graph(kernel):
+    """As if states were averaged with gradients on; an optimizer with a graph in its state could not be copied."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    saved = optimizer.state_dict()
+    for state in saved["state"].values():
+        state.update({key: value.clone().requires_grad_() * 2 for key, value in state.items()})
+    optimizer.load_state_dict(saved)
+    assert not any(value.requires_grad for state in optimizer.state.values() for value in state.values())
+    copy.deepcopy(optimizer)

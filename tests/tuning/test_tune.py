@@ -146,7 +146,7 @@ def test_tune_measures_for_real(kernel, measurements, capsys):
     assert chosen(kernel, 24, 40).source == "measured here"
     ours = lines[-1].split("products: ")[1].removesuffix(", none failed")
     kernel.tune([(24, 40)], dtype=BF16, device="cpu")
-    assert capsys.readouterr().out == f"tune 1/1: measured 1 products before: {ours}\n"
+    assert capsys.readouterr().out == f"tune 1/1: already measured 1 products: {ours}\n"
 
 
 def test_torchs_products_remain_if_a_file_says_that_all_failed(kernel, measurements):

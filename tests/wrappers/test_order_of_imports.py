@@ -1,9 +1,8 @@
-"""Which state of a file without names is whose, and rates that stay what they were in the file."""
+"""Which state of a file without names is whose, and a rate that stays what it was in the file."""
 
 import torch
 from torch.nn import Parameter
 
-from tests.support.published_muons import fresh, timm_case
 from tests.support.small_model import named_parameters, set_gradients, take_steps
 
 
@@ -26,14 +25,6 @@ def test_matrices_that_keller_jordans_file_has_unsorted_keep_their_order(kernel)
     optimizer = kernel.Muon(params.items())
     kernel.import_state(optimizer, {"state": state, "param_groups": [group]}, "keller_jordan")
     assert all(torch.equal(optimizer.state[p]["momentum_buffer"], each) for p, each in zip(params.values(), momentum))
-
-
-def test_a_fallback_that_stands_still_in_timm_does_so_here(kernel):
-    _, state_dict, source, _, _ = timm_case()
-    state_dict["param_groups"][0]["fallback_lr_scale"] = 0.0
-    _, optimizer = fresh(kernel)
-    kernel.import_state(optimizer, state_dict, source)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.02, 0.0]
 
 
 def test_the_fallback_takes_its_rate_beside_hyperball(kernel):

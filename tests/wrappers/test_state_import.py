@@ -172,7 +172,7 @@ def test_matrices_sorted_by_keller_jordan_are_found(kernel):
     assert found == {"b.weight": 1, "d.weight": 2, "a.weight": 3, "c.weight": 4}
 
 
-def test_initial_learning_rates_are_imported(kernel):
+def test_rates_of_timm_are_imported(kernel):
     _, state_dict, source, _, _ = timm_case()
     state_dict["param_groups"][0]["initial_lr"] = 0.04
     _, optimizer = fresh(kernel)
@@ -182,6 +182,9 @@ def test_initial_learning_rates_are_imported(kernel):
     state_dict["param_groups"][0]["adamw_lr"] = 0.02
     kernel.import_state(optimizer, state_dict, source)
     assert [group["lr"] for group in optimizer.param_groups] == [0.02, 0.01]
+    state_dict["param_groups"][0]["fallback_lr_scale"] = 0.0  # the rest stands still, there and here
+    kernel.import_state(optimizer, state_dict, source)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.02, 0.0]
 
 
 @pytest.mark.parametrize("flatten, conv_mode", [(True, "flatten"), (False, "batched")])

@@ -10,6 +10,7 @@ from torch.nn import Parameter
 
 from ..iteration import DTYPES
 from ..kernels.formats import exact_dtype
+from ..kernels.portable.memory import extent
 
 # Attributes that wrappers set on the flat vector that they make of many parameters, or on the parameters.
 _FLATTENED = {
@@ -110,7 +111,7 @@ class _Span(NamedTuple):
 
     first: int
     end: int
-    is_dense: bool  # without gaps
+    gapless: bool
     name: str
 
 
@@ -128,31 +129,19 @@ def check_memory(named: Sequence[tuple[str, Tensor]]) -> None:
         names[p] = name
         if type(p) not in (Tensor, Parameter) or p.is_meta or not p.numel():
             continue
-        length, is_distinct = _extent(p)
-        if not is_distinct:
+        reach = extent(p)
+        if not reach.distinct:
             raise ValueError(
                 f"{name} {tuple(p.shape)} has several elements at one place, with strides {p.stride()}. Give the "
                 "parameter that it was expanded from, or its .contiguous()"
             )
-        first, end = (p.element_size() * place for place in (p.storage_offset(), p.storage_offset() + length))
-        spans_by_storage.setdefault(p.untyped_storage()._cdata, []).append(_Span(first, end, length == p.numel(), name))
+        first, end = (p.element_size() * place for place in (p.storage_offset(), p.storage_offset() + reach.elements))
+        spans_by_storage.setdefault(p.untyped_storage()._cdata, []).append(_Span(first, end, reach.gapless, name))
     for spans in spans_by_storage.values():
         spans.sort()
         for one, other in zip(spans, spans[1:]):
-            if one.first == other.first or (one.is_dense and other.first < one.end):
+            if one.first == other.first or (one.gapless and other.first < one.end):
                 raise ValueError(
                     f"{one.name} and {other.name} share memory, and are different parameters: each would be updated as "
                     "if the other were not there. Tie weights by one parameter, such as head.weight = embedding.weight"
                 )
-
-
-def _extent(x: Tensor) -> tuple[int, bool]:
-    """Return how many places there are from the first element of a tensor to its last, and whether no two share one.
-
-    They may also share none if the second is False: each step along a dimension should lead beyond all smaller steps.
-    """
-    length, is_distinct = 1, True
-    for step, size in sorted((step, size) for step, size in zip(x.stride(), x.shape) if size > 1):
-        is_distinct &= step >= length
-        length += step * (size - 1)
-    return length, is_distinct

@@ -100,15 +100,19 @@ class Tuner:
     def summary(self) -> str:
         """Return one line about what was chosen."""
         measured = [finding for finding in self.findings if finding.entry is not None]
-        ours = sum(is_ours(finding) for finding in measured)
         before = sorted({f"{name} ({why})" for each in self.findings for name, why in each.failed_before.items()})
         left = [named(finding.task) for finding in self.findings if finding.entry is None]
         wrong = sorted({f"{name} ({why})" for finding in self.findings for name, why in finding.failed.items()})
-        parts = [f"measured {len(measured)} products: {ours} ours, {len(measured) - ours} torch's"]
+        parts = [_counted("measured", measured)]
         parts += [f"{len(left)} left to their default ({', '.join(left)})"] if left else []
         parts += [f"left out as they failed before: {', '.join(before)}"] if before else []
         parts += [f"failed their proof: {', '.join(wrong)}"] if wrong else []
         return ", ".join(parts if before or wrong else [*parts, "none failed"])
+
+
+def _counted(done: str, findings: Sequence[Finding]) -> str:
+    ours = sum(map(is_ours, findings))
+    return f"{done} {len(findings)} products: {ours} ours, {len(findings) - ours} torch's"
 
 
 def _measured_before(task: Task, kept: Mapping[str, Any]) -> Finding:
@@ -187,8 +191,7 @@ def _known(tasks: Sequence[Task], device: torch.device, dtype: torch.dtype) -> s
         why = f", as Triton cannot launch here ({fault})" if fault else ""
         return f"torch's products are the only ones for {dtype_name(dtype)} matrices of these shapes on {device}{why}"
     found = {task.need: _measured_before(task, own_measurement(key_of(task.device), task.need)) for task in tasks}
-    ours = sum(map(is_ours, found.values()))
-    return f"measured {len(found)} products before: {ours} ours, {len(found) - ours} torch's"
+    return _counted("already measured", list(found.values()))
 
 
 def check_call(budget: float, progress: Optional[Progress]) -> None:
