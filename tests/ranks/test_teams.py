@@ -10,7 +10,7 @@ import torch
 from tests.ranks.test_gram_sums import assert_close_to_alone
 from tests.support import inside
 from tests.support.backends import on_every_backend
-from tests.support.inside import muon_settings, plan_of
+from tests.support.inside import muon_settings
 from tests.support.sharded_models import (
     LAYOUTS,
     Case,
@@ -55,7 +55,7 @@ def explained(kernel, case: Case):
     params = [(spec.name, part_of(case, i)) for i, spec in enumerate(case.specs)]
     optimizer = kernel.Muon(params, is_muon=lambda name, p: True, **muon_settings(kernel, case.settings))
     teams = [(team.ranks, team.owner) for chunk in inside.chunks_of(optimizer) for team, _ in chunk.teams]
-    return [row.kernel for row in optimizer.explain().rows], teams, len(plan_of(optimizer).teams())
+    return [row.kernel for row in optimizer.explain().rows], teams
 
 
 @on_every_backend()
@@ -89,7 +89,7 @@ def test_teams_keep_norms_of_whole_matrices(kernel, pools):
 @on_every_backend()
 def test_matrices_that_are_orthogonalized_twice_have_no_team(kernel, pools):
     case = Case(long_ones(FOUR), {**TEAMS, "equalize": "experimental_aurora"}, steps=3)
-    assert all(not found for _, found, _ in pools(4).run(explained_in_teams, case))
+    assert all(not found for _, found in pools(4).run(explained_in_teams, case))
 
 
 @on_every_backend()
@@ -113,10 +113,9 @@ def test_teams_are_neighbours_and_explained(pools, size, teams):
     """A team of three begins at a multiple of it, and 4 and 5 are not there."""
     case = Case(long_ones(FOUR), {**TEAMS, "ranks_per_matrix": size, "chunk_bytes": 500})
     results = pools(4).run(explained_in_teams, case)
-    assert {ranks for _, found, _ in results for ranks, _ in found} == teams
-    for rank, (kernels, found, count) in enumerate(results):
+    assert {ranks for _, found in results for ranks, _ in found} == teams
+    for rank, (kernels, found) in enumerate(results):
         assert all(rank in ranks and owner in ranks for ranks, owner in found)
-        assert count == len({ranks for ranks, _ in found})
         assert all((f"by {size} ranks together" in kernel) == bool(teams) for kernel in kernels)
 
 
@@ -140,7 +139,7 @@ def test_without_teams_bits_are_those_of_one_process(kernel, pools, why):
 def test_small_matrices_are_nobody_elses_work(pools):
     """Where the model of costs is left as it is: to send columns takes longer than to multiply them."""
     case = Case(model(FOUR, seed=2), TEAMS)
-    for kernels, teams, _ in pools(4).run(explained, case):
+    for kernels, teams in pools(4).run(explained, case):
         assert teams == [] and not any("together" in kernel for kernel in kernels)
 
 

@@ -80,8 +80,8 @@ class Plan:
         return work
 
     def teams(self) -> list[Team]:
-        """Return one team for each set of ranks with which this rank works on matrices."""
-        return list({team.ranks: team for chunk in self._chunks for team, _ in chunk.teams}.values())
+        """Return the teams that this rank works in, one for each matrix that it shares."""
+        return [team for chunk in self._chunks for team, _ in chunk.teams]
 
     def local_chains(self) -> tuple[Chain, ...]:
         """Return the chains of batches on which this process works alone."""

@@ -32,6 +32,10 @@ class Team:
         """The matrix that the team works on."""
         return self.batch.first
 
+    def width(self, rank: int) -> int:
+        """Return how many columns `rank` has."""
+        return self.widths[self.ranks.index(rank)]
+
     @property
     def work_bytes(self) -> int:
         """The most bytes a member holds: the owner, whose whole matrix and factor are copied while they are cut."""

@@ -41,9 +41,9 @@ def team_factor(team: Team, packed: Optional[Tensor], eps: float, group: dist.Pr
 
 def _scattered(team: Team, wide: Optional[Tensor], group: dist.ProcessGroup) -> Tensor:
     """Return this rank's columns (1, m, n_r) of the matrix that the owner has, `wide` (1, m, n)."""
-    width, batch = team.widths[team.ranks.index(this_rank())], team.batch
+    batch = team.batch
     m, device = min(batch.packed_shape), team.matrix.parameter.device
-    part = torch.empty(1, m, width, dtype=batch.packed_dtype, device=device)
+    part = torch.empty(1, m, team.width(this_rank()), dtype=batch.packed_dtype, device=device)
     sent, to, from_ = part.new_empty(0), [0] * len(team.ranks), [0] * len(team.ranks)
     from_[team.ranks.index(team.owner)] = part.numel()
     if wide is not None:

@@ -6,23 +6,42 @@ comes, because what is compiled depends on what an earlier phase has measured.
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
-from typing import Callable, Hashable, Iterator, Sequence
+from typing import Callable, Hashable, Iterator, NamedTuple, Sequence
 
 import torch
 import torch.distributed as dist
 
+from ..iteration import Iteration
 from ..kernels.autocast import without_autocast
 from ..parameters.settings import Group
 from ..plan.batches import Batch, Chain
 from ..plan.exchanges import Exchange
+from ..plan.matrix import Matrix
 from ..plan.plan import Plan
-from ..plan.process_groups import Ranks, all_reduce_sum_, explaining_timeouts, group_of
+from ..plan.process_groups import Ranks, all_reduce_sum_, explaining_timeouts, group_of, this_rank
+from ..polar.factors import factor_of_parts
 from ..tuning.progress import Progress
 from ..tuning.tune import Stage
+from .pipeline import advance
 from .polar_update import Packed, packed_memory, polar_updates
 
 Phase = Callable[[], Sequence[Stage]]
+
+
+class Columns(NamedTuple):
+    """This rank's columns of wide matrices that several ranks orthogonalize together, as a step has them."""
+
+    shape: tuple[int, int, int]
+    tall: bool  # a view of rows of tall matrices
+    dtype: torch.dtype
+    device: torch.device
+    iteration: Iteration
+    eps: float
+
+    def __str__(self) -> str:
+        return f"this rank's columns {' x '.join(map(str, self.shape))} {self.iteration}"
 
 
 def warm_up(phases: Sequence[Phase], progress: Progress) -> None:
@@ -45,7 +64,7 @@ def connect_stages(plan: Plan) -> list[Stage]:
 
 
 def compile_stages(plan: Plan, groups: Sequence[Group]) -> list[Stage]:
-    """Return a stage for each kind of chain, which compiles its kernels by a run on zeros."""
+    """Return a stage for each kind of work on matrices, which compiles its kernels by a run on zeros."""
     return [partial(_told, what, run) for what, run in _kernels(plan, groups)]
 
 
@@ -60,9 +79,8 @@ def _connections(plan: Plan) -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"connect {len(ranks)} ranks that share parameters", partial(_reduce_a_number, ranks, terms.device)
     for exchange in plan.exchanges:
         yield f"connect {len(exchange.ranks)} ranks that exchange matrices", partial(_exchange_a_byte, exchange)
-    for team in plan.teams():
-        device = team.matrix.parameter.device
-        yield f"connect {len(team.ranks)} ranks that share matrices", partial(_reduce_a_number, team.ranks, device)
+    for ranks, device in {team.ranks: team.matrix.parameter.device for team in plan.teams()}.items():
+        yield f"connect {len(ranks)} ranks that share matrices", partial(_reduce_a_number, ranks, device)
     for batches in plan.sums:
         ranks, device = batches[0].ranks, batches[0].first.parameter.device
         yield f"connect {len(ranks)} ranks that sum Gram matrices", partial(_reduce_a_number, ranks, device)
@@ -86,6 +104,8 @@ def _kernels(plan: Plan, groups: Sequence[Group]) -> Iterator[tuple[str, Callabl
     for chain in chains.values():
         what = " with ".join(f"{len(b.matrices)} x {b.first.rows} x {b.first.cols} {b.iteration}" for b in chain)
         yield what, partial(_orthogonalize_zeros, chain, groups)
+    for columns in dict.fromkeys(_columns(plan, groups)):
+        yield str(columns), partial(_orthogonalize_zero_columns, columns)
 
 
 def _kind(batch: Batch) -> Hashable:
@@ -99,3 +119,29 @@ def _orthogonalize_zeros(chain: Chain, groups: Sequence[Group]) -> None:
         members.append(Packed(batch, groups[batch.first.parameter.group]["eps"], zeros, None))
     with without_autocast(chain[0].device.type):
         polar_updates(members)
+
+
+def _columns(plan: Plan, groups: Sequence[Group]) -> Iterator[Columns]:
+    """Yield the columns of each team and of each batch whose Gram matrices are summed."""
+
+    def columns(matrix: Matrix, count: int, width: int, tall: bool) -> Columns:
+        parameter, shape = matrix.parameter, (count, min(matrix.size), width)
+        eps = groups[parameter.group]["eps"]
+        return Columns(shape, tall, parameter.packed_dtype, parameter.device, matrix.iteration, eps)
+
+    for team in plan.teams():
+        yield columns(team.matrix, 1, team.width(this_rank()), False)
+    for batch in itertools.chain(*plan.sums):
+        yield columns(batch.first, len(batch.matrices), batch.rows if batch.tall else batch.cols, batch.tall)
+
+
+def _orthogonalize_zero_columns(columns: Columns) -> None:
+    """Run what a step runs between its messages; nothing is sent, because sums of zeros are zeros."""
+    count, m, width = columns.shape
+    shape = (count, width, m) if columns.tall else columns.shape
+    zeros = torch.zeros(shape, dtype=columns.dtype, device=columns.device)
+    counts = torch.zeros(count, dtype=torch.float64, device=columns.device)
+    with without_autocast(columns.device.type):
+        sums = factor_of_parts(zeros.mT if columns.tall else zeros, counts, columns.iteration, columns.eps)
+        while advance(sums)[0]:
+            pass
