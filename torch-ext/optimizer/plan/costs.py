@@ -49,15 +49,15 @@ def team_cost(size: tuple[int, int], steps: int, windows: int, members: int) -> 
     return int(products + sent * FLOPS_PER_SECOND / NODE_BYTES_PER_SECOND + FLOPS_OF_AN_ELEMENT * m * n)
 
 
-def useful_copies(work: float, largest: float, elements: int, parts: int, copies: int) -> tuple[int, float]:
+def useful_copies(work: float, largest: float, elements: int, ranks: int, copies: int) -> tuple[int, float]:
     """Return how many of the `copies` of some matrices should share their `work`, and what a step then costs, in FLOPs.
 
-    A copy is cut into `parts`, so c copies are c * parts ranks. A step takes at least the work divided by these ranks,
+    A copy is on `ranks` ranks, so c copies are on c times as many. A step takes at least the work divided by these,
     and at least the `largest` work of one rank, whose owner sends its `elements` to all c copies. c divides `copies`.
     """
 
     def cost(count: int) -> float:
-        return max(work / (count * parts), largest) + count * elements * FLOPS_OF_AN_ELEMENT
+        return max(work / (count * ranks), largest) + count * elements * FLOPS_OF_AN_ELEMENT
 
     best = min((count for count in range(1, copies + 1) if copies % count == 0), key=cost)
     return best, cost(best)

@@ -151,23 +151,30 @@ class Exchange:
         return parameter.packed_dtype.itemsize, parameter.update_dtype.itemsize
 
 
-def plan_exchanges(matrices: Sequence[Matrix], rank: int, options: ExchangeOptions) -> tuple[Exchange, ...]:
-    """Return the exchanges of `matrices`, which all have an owner, as `rank` sees them.
+def plan_exchanges(
+    matrices: Sequence[Matrix], rank: int, options: ExchangeOptions
+) -> tuple[tuple[Exchange, ...], list[Matrix]]:
+    """Return the exchanges of `matrices`, as `rank` sees them, and those that it works on alone.
 
-    A rank holds at most `chunk_elements` of a chunk, or one matrix for each part if that is more.
+    These are whole on this rank, and a step takes no longer if each rank with a copy repeats their work. In an exchange
+    a rank holds at most `chunk_elements` of a chunk, or one matrix for each part if that is more.
     """
     chunk_bytes = options.chunk_bytes
     by_parameter = (list(members) for _, members in itertools.groupby(matrices, lambda matrix: matrix.parameter))
     families = grouped(by_parameter, lambda members: members[0].parameter.family)
-    exchanges = []
+    exchanges, alone = [], []
     # In the order of their ranks, so that two ranks that meet in several exchanges reach them in the same order.
     for family in sorted(families, key=lambda family: family[0][0].parameter.sharers):
         members = with_teams(list(itertools.chain.from_iterable(family)), options.ranks_per_matrix)
-        for ranks, replicas in replica_groups(members, rank).items():
+        for ranks, together in replica_groups(members, rank).items():
+            alone += [matrix for matrix in together if not matrix.has_owner and rank in matrix.holders]
+            replicas = [matrix for matrix in together if matrix.has_owner]
+            if not replicas:
+                continue
             messages, loads = plan_messages(replicas, ranks, rank, chunk_elements(replicas, ranks, chunk_bytes))
             chunks = tuple(_chunk(each, rank, chunk_bytes) for each in messages)
             exchanges.append(Exchange(ranks, ranks.index(rank), chunks, loads, options.chunks_in_flight))
-    return tuple(exchanges)
+    return tuple(exchanges), alone
 
 
 def chunk_elements(matrices: Sequence[Matrix], ranks: Ranks, chunk_bytes: Optional[int]) -> int:
@@ -200,7 +207,7 @@ def replica_groups(matrices: Sequence[Matrix], rank: int) -> dict[Ranks, list[Ma
         members, layout, copies = list(alike), shards.layout, shards.copies
         if copies > 1 and layout not in counts:
             size = largest.rows * largest.cols
-            counts[layout], _ = useful_copies(work, largest.cost, size, members[0].parts, copies)
+            counts[layout], _ = useful_copies(work, largest.cost, size, members[0].ranks_per_copy, copies)
         if counts.get(layout, copies) < copies:
             layout = replica_subset(layout, counts[layout], rank)
             members = [replace(matrix, shards=shards_of(shards.view, layout)) for matrix in members]

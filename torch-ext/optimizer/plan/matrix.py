@@ -175,6 +175,11 @@ class Matrix:
         return len(self.holders) // self.shards.copies
 
     @property
+    def ranks_per_copy(self) -> int:
+        """The number of ranks that each copy of the parameter is on. Experts of a stack may be whole on one of them."""
+        return len(self.shards.layout.mesh.members) // self.shards.copies
+
+    @property
     def part_size(self) -> int:
         """The number of elements of the largest part."""
         return -(-self.rows * self.cols // self.parts)

@@ -124,11 +124,12 @@ def make_plan(
         summed += filter(None, sums.values())
         exchanged += [matrix for matrix in owned if not sums.get(matrix)]
         local += [its_matrices[index] for index in local_indices(parameter) if not its_matrices[index].has_owner]
+    exchanges, repeated = plan_exchanges(exchanged, this_rank(), options)
     failed_here = failures([*itertools.chain(*matrices), *summed])
     return Plan(
         matrices=tuple(matrices),
-        batches=plan_batches(local),
-        exchanges=plan_exchanges(exchanged, this_rank(), options),
+        batches=plan_batches(sorted([*local, *repeated], key=lambda matrix: matrix.key)),
+        exchanges=exchanges,
         sums=plan_sums(summed, this_rank(), options.chunk_bytes),
         fallback=tuple(_fallback_batches(groups, replica_ranks)),
         terms=terms_of(groups, common_line, stack_groups(groups), failed_here, replica_ranks, state),

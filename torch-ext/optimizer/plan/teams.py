@@ -81,7 +81,7 @@ def _step_cost(matrices: Sequence[Matrix]) -> float:
     for together in grouped(matrices, lambda matrix: matrix.shards.copies):
         largest = max(together, key=lambda matrix: matrix.cost)
         work, copies, size = sum(matrix.work for matrix in together), largest.shards.copies, largest.rows * largest.cols
-        cost += useful_copies(work, largest.cost, size, largest.parts, copies)[1]
+        cost += useful_copies(work, largest.cost, size, largest.ranks_per_copy, copies)[1]
     return cost
 
 
