@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from tests.support.inside import host_of, workspace_of
+from tests.support.inside import device_bytes, host_of, plan_of, workspace_of
 from tests.support.small_model import named_parameters, same_bits, set_gradients, state_of, take_steps
 
 VARIANTS = {
@@ -73,8 +73,7 @@ def test_device_holds_the_largest_batch_for_each_up_to_three(kernel, device):
     params = {f"{i}.weight": Parameter(torch.ones(shape, device=device)) for i, shape in enumerate([(8, 8)] * 3)}
     params["large"] = Parameter(torch.ones(64, 48, device=device))
     optimizer = kernel.Muon(params.items(), offload=True, momentum_dtype="bfloat16")
-    host = host_of(optimizer)
-    assert host.device_bytes == min(3, len(optimizer._plan.all_batches())) * 64 * 48 * 2
+    assert device_bytes(host_of(optimizer)) == min(3, len(plan_of(optimizer).batches)) * 64 * 48 * 2
     buffers = momentum_of(optimizer, params).values()
     assert sum(b.numel() * b.itemsize for b in buffers) == 2 * (3 * 8 * 8 + 64 * 48)
 

@@ -8,6 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.fake_gpu import Unguarded
+from tests.support.inside import device_bytes
 from tests.support.simulated_streams import Deferred, Event, Noted, Queue
 
 SHAPES = [[(3, 4), (7,), ()], [(16, 16)], [(0, 3), (5,)], [(2, 3, 4)], [(1,), (8, 8)]]
@@ -45,6 +46,11 @@ def bits(chunks):
     return [[t.cpu().contiguous().view(-1).view(torch.uint8).tolist() for t in tensors] for tensors in chunks]
 
 
+def on_device(host):
+    """The chunks that are on the device or on their way to it."""
+    return {chunk for chunk in host._held if chunk is not None}
+
+
 def rounded_up(tensors):
     return sum(-(-t.numel() * t.itemsize // 512) * 512 for t in tensors)
 
@@ -58,9 +64,8 @@ def test_offloaded_state_equals_state_that_stayed(offload, device, count, left_o
     for step in range(3):
         for k in range(count):
             if step != 1 or k not in left_out:
-                tensors = host.fetch(k)
-                update_(tensors, step)
-                host.write_back(k)
+                with host.borrowed(k) as tensors:
+                    update_(tensors, step)
                 update_(expected[k], step)
     host.synchronize()
     assert bits(chunks) == bits(expected)
@@ -70,15 +75,13 @@ def test_at_most_three_chunks_are_on_the_device(offload, device):
     chunks = on_host(offload, examples(), device)
     host = offload.HostChunks(chunks, torch.device(device))
     largest = max(map(rounded_up, chunks))
-    assert host.device_bytes == 3 * largest
+    assert device_bytes(host) == 3 * largest
     memory, seen = set(), []
     for k in range(len(chunks)):
-        tensors = host.fetch(k)
-        seen.append(host.on_device)
-        memory |= {t.untyped_storage().data_ptr() for t in tensors}
-        assert all(t.untyped_storage().nbytes() == host.device_bytes for t in tensors)
-        host.write_back(k)
-        assert host.on_device == {k + 1} - {len(chunks)}
+        with host.borrowed(k) as tensors:
+            seen.append(on_device(host))
+            memory |= {t.untyped_storage().data_ptr() for t in tensors}
+        assert on_device(host) == {k + 1} - {len(chunks)}
     assert len(memory) == 1
     assert seen == [{0, 1}, {1, 2}, {2, 3}, {3, 4}, {4}]
 
@@ -89,34 +92,33 @@ def test_chunks_on_the_device_together_do_not_overlap(offload, device):
     for k in range(len(chunks) - 2):
         ranges = []
         for j in (k, k + 1, k + 2):
-            for t in host.fetch(j):
-                first = t.data_ptr() - t.untyped_storage().data_ptr()
-                assert t.is_contiguous() and (first % 512 == 0 or t.numel() == 0)
-                ranges += [(first, first + t.numel() * t.itemsize)] if t.numel() else []
-            host.write_back(j)
+            with host.borrowed(j) as tensors:
+                for t in tensors:
+                    first = t.data_ptr() - t.untyped_storage().data_ptr()
+                    assert t.is_contiguous() and (first % 512 == 0 or t.numel() == 0)
+                    ranges += [(first, first + t.numel() * t.itemsize)] if t.numel() else []
         ranges.sort()
         assert all(end <= start for (_, end), (start, _) in zip(ranges, ranges[1:]))
         host.synchronize()
 
 
-def test_one_chunk_takes_one_slot_and_no_chunk_none(offload, device):
+def test_one_chunk_takes_one_slot(offload, device):
     (chunk, *_) = on_host(offload, examples(), device)
-    assert offload.HostChunks([chunk], torch.device(device)).device_bytes == rounded_up(chunk)
-    assert offload.HostChunks([], torch.device(device)).device_bytes == 0
+    assert device_bytes(offload.HostChunks([chunk], torch.device(device))) == rounded_up(chunk)
 
 
 def test_changes_in_host_memory_count_after_synchronize(offload, device):
     chunks = on_host(offload, examples(), device)
     host = offload.HostChunks(chunks, torch.device(device))
-    host.fetch(0)  # brings chunk 1 as well
-    host.write_back(0)
+    with host.borrowed(0):  # brings chunk 1 as well
+        pass
     host.synchronize()
     for tensors in chunks[:2]:
         for t in tensors:
             t.fill_(3.0)
     for k in range(2):
-        assert all((t == 3.0).all() for t in host.fetch(k))
-        host.write_back(k)
+        with host.borrowed(k) as tensors:
+            assert all((t == 3.0).all() for t in tensors)
 
 
 def test_strided_views_come_contiguous_and_go_back(offload, device):
@@ -124,10 +126,10 @@ def test_strided_views_come_contiguous_and_go_back(offload, device):
     views = [whole[:, :, i] for i in range(3)]
     host = offload.HostChunks([views[:2], views[2:]], torch.device(device))
     for k in range(2):
-        for i, t in enumerate(host.fetch(k)):
-            assert t.is_contiguous()
-            t.copy_(torch.arange(24.0, device=device).view(6, 4) + 100 * (2 * k + i))
-        host.write_back(k)
+        with host.borrowed(k) as tensors:
+            for i, t in enumerate(tensors):
+                assert t.is_contiguous()
+                t.copy_(torch.arange(24.0, device=device).view(6, 4) + 100 * (2 * k + i))
     host.synchronize()
     expected = torch.arange(24.0, device="cpu").view(6, 4, 1) + 100 * torch.arange(3.0, device="cpu")
     assert torch.equal(whole, expected)
@@ -142,19 +144,6 @@ def test_host_zeros_have_the_layout_of_the_tensor(offload, device, layout):
     assert zeros.is_pinned() == (device == "cuda")
 
 
-def test_chunks_must_be_used_one_at_a_time(offload, device):
-    host = offload.HostChunks(on_host(offload, examples(), device), torch.device(device))
-    with pytest.raises(RuntimeError, match="chunk 0 is written back, but None was fetched"):
-        host.write_back(0)
-    host.fetch(1)
-    with pytest.raises(RuntimeError, match="chunk 1 must be written back before chunk 2"):
-        host.fetch(2)
-    with pytest.raises(RuntimeError, match="chunk 0 is written back, but 1 was fetched"):
-        host.write_back(0)
-    host.synchronize()  # a step that failed in between can be taken anew
-    host.fetch(2)
-
-
 def test_each_direction_has_a_stream_of_its_own(offload, monkeypatch):
     """On one stream a bus that carries both directions at once would carry one after the other."""
     current, copies = Queue(), []
@@ -166,8 +155,8 @@ def test_each_direction_has_a_stream_of_its_own(offload, monkeypatch):
     with FakeTensorMode(), Unguarded():
         host = offload.HostChunks([[torch.empty(8, 8)] for _ in range(5)], torch.device("cuda"))
         for k in range(5):
-            host.fetch(k)
-            host.write_back(k)
+            with host.borrowed(k):
+                pass
     queues = {kind: {queue for queue, to in copies if to == kind} for kind in ("cuda", "cpu")}
     assert len(copies) == 10 and all(len(used) == 1 for used in queues.values())
     assert len({current}.union(*queues.values())) == 3
@@ -196,9 +185,8 @@ def test_no_stream_order_changes_a_bit(offload, monkeypatch, seed):
     lag = choice.choice([0, 1, 3, 10])
     for step in range(3):
         for k in choice.sample(range(5), 3) if step == 1 else range(5):
-            tensors = host.fetch(k)
-            current.work += [("do", lambda t=t, step=step: update_([t], step)) for t in tensors]
-            host.write_back(k)
+            with host.borrowed(k) as tensors:
+                current.work += [("do", lambda t=t, step=step: update_([t], step)) for t in tensors]
             update_(expected[k], step)
             run(lag)
     run(10**6)
@@ -232,7 +220,7 @@ def test_work_of_a_failed_step_is_done_before_its_slot_is_filled_again(offload, 
     assert torch.equal(momentum, expected)
 
 
-def test_an_interrupted_chunk_can_be_fetched_again(offload):
+def test_an_interrupted_chunk_can_be_borrowed_again(offload):
     momentum = torch.zeros(4)
     host = offload.HostChunks([[momentum]], torch.device("cpu"))
     with pytest.raises(KeyboardInterrupt), host.borrowed(0) as (part,):

@@ -137,13 +137,13 @@ def test_offload_changes_no_bit_and_moves_codes_and_scales(kernel):
 
 
 def test_codes_and_scales_take_a_quarter_of_the_slots(kernel):
-    from tests.support.inside import host_of
+    from tests.support.inside import device_bytes, host_of
 
     sizes = []
     for dtype in "int8", "float32":
         params = {f"{i}.weight": Parameter(torch.ones(64, 1024)) for i in range(2)}
         params["large.weight"] = Parameter(torch.ones(256, 1024))
-        sizes.append(host_of(kernel.Muon(params.items(), offload=True, momentum_dtype=dtype)).device_bytes)
+        sizes.append(device_bytes(host_of(kernel.Muon(params.items(), offload=True, momentum_dtype=dtype))))
     assert sizes[0] / sizes[1] == (1 + 4 / 64) / 4
 
 

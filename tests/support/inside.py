@@ -46,6 +46,12 @@ def host_of(optimizer):
     return next(iter(hosts.values()), None)
 
 
+def device_bytes(host) -> int:
+    """Return how much of the device's memory the chunks of `host`, which are not all empty, take by turns."""
+    (size,) = {part.untyped_storage().nbytes() for parts in host._device for part in parts}
+    return size
+
+
 def matrix_view(kernel: ModuleType, shape: Sequence[int], **options):
     """Return how a contiguous parameter of this shape is seen as matrices."""
     return kernel.parameters.matrices.matrix_view("w", torch.empty(tuple(shape), device="meta"), **options)

@@ -31,11 +31,10 @@ class HostChunks:
     """Lists of tensors in host memory (`chunks`) that are copied to `device`, changed, and copied back, one by one.
 
         for k in range(len(chunks)):
-            tensors = host.fetch(k)
-            ...  # change them, on the current stream
-            host.write_back(k)
+            with host.borrowed(k) as tensors:
+                ...  # change them, on the current stream
 
-    They take `device_bytes` on the device: three times the largest chunk, each tensor rounded up to `DEVICE_ALIGNMENT`.
+    They take three times the largest chunk on the device, with each tensor rounded up to `DEVICE_ALIGNMENT`.
     On a GPU, contiguous tensors in pinned memory (`host_zeros_like`) are copied in other streams than the current one;
     for other tensors the host waits. On a CPU the copies are made too. The tensors of `chunks` must not be read or
     changed without `synchronize()`. Not for steps that are captured in a CUDA graph.
@@ -45,11 +44,9 @@ class HostChunks:
         self._host = [list(tensors) for tensors in chunks]
         parts = list(map(_parts, self._host))
         sizes = [bytes_of(each, DEVICE_ALIGNMENT) for each in parts]
-        slots = torch.empty(min(SLOTS, len(sizes)), max(sizes, default=0), dtype=torch.uint8, device=device)
+        slots = torch.empty(min(SLOTS, len(sizes)), max(sizes), dtype=torch.uint8, device=device)
         self._device = [parts_of(slots[k % SLOTS], each, DEVICE_ALIGNMENT) for k, each in enumerate(parts)]
         self._held: list[Optional[int]] = [None] * SLOTS  # the chunk that each slot has or is being filled with
-        self._in_use: Optional[int] = None
-        self.device_bytes = slots.numel()
         self._streams: Optional[_Streams] = None
         if slots.is_cuda:
             self._streams = _Streams(*(torch.cuda.Stream(slots.device) for _ in range(2)))
@@ -59,45 +56,21 @@ class HostChunks:
                 stream.wait_stream(torch.cuda.current_stream(slots.device))
                 slots.record_stream(stream)
 
-    @property
-    def on_device(self) -> set[int]:
-        """The chunks that are on the device or on their way to it."""
-        return {chunk for chunk in self._held if chunk is not None}
-
-    def fetch(self, chunk: int) -> list[Tensor]:
-        """Return the tensors of `chunk` on the device, contiguous, valid until written back; start copying the next.
-
-        Chunks may be skipped. Raises RuntimeError while another chunk is in use.
-        """
-        if self._in_use is not None:
-            raise RuntimeError(f"chunk {self._in_use} must be written back before chunk {chunk} is fetched")
-        self._start(chunk)
-        if chunk + 1 < len(self._host):
-            self._start(chunk + 1)
-        if self._streams is not None:
-            self._streams.wait_for_arrival(chunk % SLOTS)
-        self._in_use = chunk
-        return self._device[chunk]
-
-    def write_back(self, chunk: int) -> None:
-        """Copy the tensors of `chunk`, fetched last, back into host memory, after the current stream's queued work.
-
-        Raises RuntimeError if it is not the chunk in use.
-        """
-        if self._in_use != chunk:
-            raise RuntimeError(f"chunk {chunk} is written back, but {self._in_use} was fetched")
-        with nullcontext() if self._streams is None else self._streams.departing(chunk % SLOTS):
-            for host, slot in zip(self._host[chunk], self._device[chunk]):
-                host.copy_(slot, non_blocking=self._overlaps(host))
-        # From here on only the host's tensors count: they may be changed before the chunk is fetched again.
-        self._held[chunk % SLOTS] = self._in_use = None
-
     @contextmanager
     def borrowed(self, chunk: int) -> Iterator[list[Tensor]]:
-        """Fetch `chunk` and write it back; after an error host memory has what it had before."""
+        """Yield the tensors of `chunk` on the device, contiguous, and copy them back after the current stream's work.
+
+        The next chunk comes meanwhile; chunks may be skipped. Only one may be borrowed at a time. After an error host
+        memory has what it had before.
+        """
         try:
-            yield self.fetch(chunk)
-            self.write_back(chunk)
+            self._start(chunk)
+            if chunk + 1 < len(self._host):
+                self._start(chunk + 1)
+            if self._streams is not None:
+                self._streams.wait_for_arrival(chunk % SLOTS)
+            yield self._device[chunk]
+            self._write_back(chunk)
         except BaseException:
             self.synchronize()
             if self._streams is not None:
@@ -109,7 +82,7 @@ class HostChunks:
         if self._streams is not None:
             for stream in self._streams.both:
                 stream.synchronize()
-        self._held, self._in_use = [None] * SLOTS, None
+        self._held = [None] * SLOTS
 
     def forget(self) -> None:
         """Forget chunks that were fetched ahead and not used: only the host's tensors count. Waits for nothing."""
@@ -128,6 +101,14 @@ class HostChunks:
             for host, slot in zip(self._host[chunk], self._device[chunk]):
                 slot.copy_(host, non_blocking=self._overlaps(host))
         self._held[number] = chunk
+
+    def _write_back(self, chunk: int) -> None:
+        """Queue the copy of `chunk` out of its slot, behind the current stream's work."""
+        with nullcontext() if self._streams is None else self._streams.departing(chunk % SLOTS):
+            for host, slot in zip(self._host[chunk], self._device[chunk]):
+                host.copy_(slot, non_blocking=self._overlaps(host))
+        # From here on only the host's tensors count: they may be changed before the chunk is borrowed again.
+        self._held[chunk % SLOTS] = None
 
 
 class _Streams:
