@@ -91,7 +91,7 @@ def measure(case: Case, bench: Bench, deadline: Deadline, lost: Mapping[str, str
     G = torch.randn(case.batch, case.rows, case.cols, generator=generator, device=device)
     schedule = kernel.schedules.resolve_schedule(SCHEDULE, STEPS)
     work_dtype = getattr(torch, bench.work_dtype)
-    circumstances = kernel.kernels.gains.Circumstances(default_dtype=bench.is_default)
+    circumstances = kernel.kernels.circumstances.Circumstances(default_dtype=bench.is_default)
     iteration = kernel.iteration.choose_iteration(device, work_dtype, case.sides, schedule, circumstances=circumstances)
     task = Task(kernel, device, iteration, schedule, bench.compile_mode)
     found, marks = peers.admit(bench.contestants, lambda name: _warm(name, task, G), lost)

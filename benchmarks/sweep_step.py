@@ -122,7 +122,7 @@ def _iterations(parameters: Sequence[Parameter], bench: Bench) -> dict:
     kernel, device = bench.kernel, bench.device
     schedule = kernel.schedules.resolve_schedule("polar_express", STEPS)
     work_dtype = kernel.iteration.default_work_dtype(torch.empty(0, device=device))
-    circumstances = kernel.kernels.gains.Circumstances(default_dtype=True)
+    circumstances = kernel.kernels.circumstances.Circumstances(default_dtype=True)
     choose = partial(kernel.iteration.choose_iteration, device, work_dtype, circumstances=circumstances)
     return {shape: choose((min(shape), max(shape)), schedule) for shape in matrix_counts(parameters)}
 

@@ -113,7 +113,7 @@ def test_the_table_of_a_shared_size_is_that_of_its_ranks(kernel, monkeypatch):
     products, asked = kernel.kernels.products, []
     monkeypatch.setattr(products, "symmetric_choice", lambda *_: kernel.kernels.gains.Gain(1.5, "measured by rank 0"))
     monkeypatch.setattr(products, "launches_hopper_gemm", lambda *given: asked.append(given[-1]))
-    shared = kernel.kernels.gains.Circumstances(among=(0, 1))
+    shared = kernel.kernels.circumstances.Circumstances(among=(0, 1))
     table = products.select_products(torch.device("cuda", 0), torch.float16, 512, 2048, shared)
     assert (table.gram, table.commuting) == (
         products.symmetric_table((0, 1)).gram,

@@ -113,7 +113,7 @@ def test_autograd_and_vmap_go_through_torchs_products(kernel, products):
         assert not is_transformed(X.clone().requires_grad_())
     with forward_ad.dual_level():
         assert is_transformed(forward_ad.make_dual(X, X)) and not is_transformed(X)
-    circumstances = kernel.kernels.gains.Circumstances(transformed=True)
+    circumstances = kernel.kernels.circumstances.Circumstances(transformed=True)
     assert products.select_products(CPU, FLOAT32, 96, 128, circumstances) is products.SINGLE
 
 

@@ -58,7 +58,7 @@ def choose(kernel, monkeypatch):
     def chosen(m, n, device=CPU, dtype=FLOAT32, schedule=("polar_express", 5), table="NATIVE", **circumstances):
         products = getattr(kernel.kernels.products, table)._replace(source="by default")
         monkeypatch.setitem(kernel.iteration.choose_iteration.__globals__, "select_products", lambda *_: products)
-        said = kernel.kernels.gains.Circumstances(**{"default_dtype": True, **circumstances})
+        said = kernel.kernels.circumstances.Circumstances(**{"default_dtype": True, **circumstances})
         steps = kernel.schedules.resolve_schedule(*schedule)
         return kernel.iteration.choose_iteration(device, dtype, (m, n), steps, circumstances=said)
 

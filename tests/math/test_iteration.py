@@ -218,7 +218,7 @@ def test_one_launch_takes_no_derivative_and_says_who_measured_it(kernel, monkeyp
     monkeypatch.setattr(kernel.kernels.gains, "_shipped_gains", measured)
     schedule, found = kernel.schedules.resolve_schedule("polar_express", 5), {}
     for transformed in (False, True):
-        circumstances = kernel.kernels.gains.Circumstances(transformed=transformed)
+        circumstances = kernel.kernels.circumstances.Circumstances(transformed=transformed)
         case = torch.device("cuda", 0), torch.float16, (64, 256), schedule, "auto", circumstances
         found[transformed] = kernel.iteration.choose_iteration(*case)
     assert found[False].in_one_launch and found[False].explained == f"{found[False]}, shipped"

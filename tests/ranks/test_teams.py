@@ -158,7 +158,7 @@ def llama(kernel, ranks: int, copies: int):
         some = [inside.matrix(kernel, len(matrices) + i, 0, shards, cost) for i in range(count)]
         for matrix in some:
             settings = {"sharers": everybody, "schedule": schedule, "device": torch.device("cpu")}
-            settings["circumstances"] = kernel.kernels.gains.ALONE
+            settings["circumstances"] = kernel.kernels.circumstances.ALONE
             vars(matrix.parameter).update(settings, work_dtype=torch.float16)
         matrices += some
     return matrices

@@ -151,7 +151,7 @@ class Planned:
                 packed, work = self._wire
                 parameter = SimpleNamespace(number=number, name=kind.name, packed_dtype=packed, work_dtype=work)
                 vars(parameter).update(schedule=self._schedule, sharers=range(self.gpus), device=torch.device("cpu"))
-                parameter.circumstances = self._kernel.kernels.gains.ALONE
+                parameter.circumstances = self._kernel.kernels.circumstances.ALONE
                 parameter.equalization = self._kernel.rules.equalization.Equalization()
                 vars(parameter).update(
                     update_dtype=work, keeps_norm=False, moments_view=None, moments_dtype=torch.float32

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from .kernels.capabilities import check_device
+from .kernels.circumstances import ALONE, Circumstances
 from .kernels.formats import dtype_name, exact_dtype, float32_roundoffs, torch_is_slow, unit_roundoff
-from .kernels.gains import ALONE, Circumstances
 from .kernels.native_products import bfloat16_is_faster
 from .kernels.products import GRAM_SIDE, SINGLE, Products, select_products, small_choice, with_torchs_affine
 from .schedules import Schedule, with_folded_scale

@@ -17,18 +17,6 @@ from .predictions import WORTH, predicted_gain
 from .tracing import constant_while_traced
 
 
-class Circumstances(NamedTuple):
-    """What a choice depends on besides the matrices."""
-
-    transformed: bool = False  # by autograd or torch.func; see `tracing.is_transformed`
-    among: Optional[tuple[int, ...]] = None  # ranks that must make the same choice; see `measurements.measured_here`
-    default_dtype: bool = False  # the work dtype is the device's default: nobody asked for its digits
-    table: Optional[str] = None  # of `products.cpu_tables`: the one to take on a CPU, whatever was measured
-
-
-ALONE = Circumstances()
-
-
 class Gain(NamedTuple):
     """Torch's time divided by the kernel's, and who says so; `gain` is None if nothing is known."""
 

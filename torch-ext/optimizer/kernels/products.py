@@ -9,7 +9,8 @@ import torch
 
 from . import native_products
 from .affine_products import add_to_diagonal_, batched_affine, one_by_one_affine, single_affine
-from .gains import ALONE, Circumstances, Gain, failed_here, gain_of, measured_sizes, predicted
+from .circumstances import ALONE, Circumstances
+from .gains import Gain, failed_here, gain_of, measured_sizes, predicted
 from .machine import gpu_of, supports_triton
 from .measurements import Ranks
 from .product_table import Products

@@ -8,7 +8,7 @@ from typing import Callable, Hashable, Iterable, Optional
 import torch
 
 from ..iteration import Iteration, iteration_costs, summed_iteration
-from ..kernels.gains import ALONE, Circumstances
+from ..kernels.circumstances import ALONE, Circumstances
 from ..parameters.matrices import MatrixView
 from ..parameters.settings import Group, multiplier_in_group
 from ..parameters.state import moments_dtype

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..iteration import DTYPES, Iteration, check_work_dtype, choose_iteration, default_work_dtype
 from ..kernels.autocast import without_autocast
-from ..kernels.gains import Circumstances
+from ..kernels.circumstances import Circumstances
 from ..kernels.newton_schulz import apply_window, gram_matrix, gram_newton_schulz, newton_schulz, window_product
 from ..kernels.normalization import frobenius_norm, native_passes_take, normalize
 from ..kernels.products import small_polar

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
 
-from ..kernels.gains import ALONE
+from ..kernels.circumstances import ALONE
 from ..kernels.machine import Key, key_of
 from ..kernels.measurement_file import Need
 from ..kernels.measurements import Agreed, agree, agreement, all_failed, has_failed, own_measurement, record_failures

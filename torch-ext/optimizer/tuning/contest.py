@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..iteration import CPU_WORK_DTYPE, Iteration, choose_iteration
+from ..kernels.circumstances import Circumstances
 from ..kernels.formats import dtype_name
-from ..kernels.gains import Circumstances
 from ..kernels.measurement_file import Need
 from ..kernels.native_products import fits_a_core
 from ..kernels.newton_schulz import gram_matrix, gram_newton_schulz, newton_schulz
