@@ -92,10 +92,6 @@ class Plan:
         owned = [tuple(each.batch for each in chain) for chunk in self._chunks for chain in chunk.chains]
         return [*self.local_chains(), *owned]
 
-    def all_batches(self) -> list[Batch]:
-        """Return every batch that this process orthogonalizes."""
-        return list(itertools.chain.from_iterable(self.chains()))
-
     @property
     def _chunks(self) -> list[Chunk]:
         return [chunk for exchange in self.exchanges for chunk in exchange.chunks]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
 
-from ..kernels.circumstances import ALONE
 from ..kernels.machine import Key, key_of
 from ..kernels.measurement_file import Need
 from ..kernels.measurements import Agreed, agree, agreement, all_failed, has_failed, own_measurement, record_failures
@@ -45,10 +44,11 @@ class Answer(NamedTuple):
 
 def measure_stages(plan: Plan, tuner: Tuner) -> list[Stage]:
     """Return the stages in which a process measures, or agrees with others, for all its matrices, and sums up."""
-    shared = [stage for ranks in ordered(plan.terms) for stage in _stages_of(ranks, plan, tuner)]
-    matrices = [matrix for batch in plan.all_batches() for matrix in batch.matrices]
-    alone = unmeasured(tasks_of_matrices([m for m in matrices if m.parameter.circumstances == ALONE]))
-    stages = [*shared, *stages_of(tuner, alone)]
+    if world_size() == 1:
+        matrices = [matrix for batch in plan.batches for matrix in batch.matrices]
+        stages = stages_of(tuner, unmeasured(tasks_of_matrices(matrices)))
+    else:
+        stages = [stage for ranks in ordered(plan.terms) for stage in _stages_of(ranks, plan, tuner)]
     return [*stages, tuner.summary] if stages else []
 
 
@@ -68,8 +68,6 @@ def tasks_of_matrices(matrices: Sequence[Matrix]) -> list[Task]:
 
 
 def _stages_of(ranks: Ranks, plan: Plan, tuner: Tuner) -> list[Stage]:
-    if world_size() == 1:
-        return []
     shared = [matrix for matrices in plan.matrices for matrix in matrices if matrix.parameter.sharers == ranks]
     tasks = [task for task in tasks_of_matrices(shared) if key_of(task.device) is not None]
     agreement = TuningAgreement(ranks, tasks, tuner, listed(plan.terms[ranks].names))
