@@ -170,7 +170,6 @@ def test_many_equal_parts_print_as_a_count(matrices):
         ((12, 4), {"split_rows": (6, 4)}, r"attn\.qkv must sum to its 12 rows, 6\+4 gives 10"),
         ((3, 12, 4), {"split_rows": (1, 2), "experts": True}, "must sum to its 12 rows"),
         ((2, 3, 4, 5), {"experts": True}, r"must be \(experts, rows, cols\), attn\.qkv is \(2, 3, 4, 5\)"),
-        ((3, 4, 5), {"conv_mode": "flat"}, "conv_mode must be one of flatten, batched, got 'flat'"),
     ],
 )
 def test_impossible_views_are_refused_by_name(matrices, shape, settings, message):

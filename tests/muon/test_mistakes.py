@@ -65,6 +65,7 @@ SETTINGS = {
     ),
     "preset": (lambda k: k.Muon([weight()], ns_coefficients="polar"), ValueError, "'polar' is none of .*polar_express"),
     "method": (lambda k: k.Muon([weight()], ns_method="fast"), ValueError, "one of auto, standard, .*got 'fast'"),
+    "conv_mode": (lambda k: k.Muon([weight()], conv_mode="flat"), ValueError, "one of flatten, batched, got 'flat'"),
     "decay": (lambda k: k.Muon([weight()], decay_mode="l2"), ValueError, "one of decoupled, .* got 'l2'"),
     "multiplier": (
         lambda k: k.Muon([weight()], adjust_lr_fn="rms"),

@@ -119,8 +119,6 @@ def matrix_view(
     Raises ValueError if row counts have another sum, experts are not 3-d, or no view flattens the layout.
     Source: timm, https://github.com/huggingface/pytorch-image-models, timm/optim/muon.py (convolutions).
     """
-    if conv_mode not in CONV_MODES:
-        raise ValueError(f"conv_mode must be one of {', '.join(CONV_MODES)}, got {conv_mode!r}")
     shape = tuple(p.shape)
     if experts and len(shape) > 3:
         raise ValueError(f"the weights of experts must be (experts, rows, cols), {name} is {shape}")
