@@ -97,7 +97,7 @@ def polar_updates(members: Sequence[Packed]) -> list[Tensor]:
         for batch, eps, directions, norms, factors, _ in members
     ]
     factors = chained_polar_factors(operands)
-    return [_update_of_batch(each.batch, factor) for each, factor in zip(members, factors)]
+    return [updates_of_batch_(each.batch, factor) for each, factor in zip(members, factors)]
 
 
 def _polar_update(packed: Packed) -> Tensor:
@@ -108,10 +108,11 @@ def _polar_update(packed: Packed) -> Tensor:
     for _ in range(1, batch.equalization.rounds(*batch.packed_shape)):
         directions = rescaled_by_factors(directions, factors)
         factors = polar_factors(directions, batch.iteration, eps, factors, None, squares)
-    return _update_of_batch(batch, factors)
+    return updates_of_batch_(batch, factors)
 
 
-def _update_of_batch(batch: Batch, factors: Tensor) -> Tensor:
+def updates_of_batch_(batch: Batch, factors: Tensor) -> Tensor:
+    """Turn packed polar factors of whole matrices into updates (B, rows, cols) in place, and return those."""
     return update_of_factors_(as_parameter(batch, factors), batch.equalization.after)
 
 

@@ -19,7 +19,7 @@ from .finish import UpdateNorms, descend_parts_, finish_updates_
 from .graphs import BatchToPack
 from .local_chunk import LocalChunk, LocalOwned
 from .local_matrix import ROW_SCALE, LocalMatrix, momentum_of
-from .polar_update import as_parameter, equalized, packed_memory, update_of_factors_
+from .polar_update import as_parameter, equalized, packed_memory, updates_of_batch_
 from .recipe import Recipe, StepContext
 from .team import team_factor
 
@@ -143,7 +143,7 @@ def _orthogonalized(work: LocalChunk, received: Tensor, context: StepContext) ->
         factor = team_factor(team, packed, eps, group_of(team.ranks, chunk.names))
         del packed
         if owned is not None:
-            finish_(owned, update_of_factors_(as_parameter(owned.batch, factor), owned.batch.equalization.after))
+            finish_(owned, updates_of_batch_(owned.batch, factor))
         del factor
     for chain in work.owned:
         packed = context.graphs.packed([BatchToPack(owned.batch, len(owned.positions), eps) for owned in chain])
