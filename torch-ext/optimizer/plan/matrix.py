@@ -32,7 +32,6 @@ class Parameter:
     schedule: Schedule
     view: MatrixView
     shards: Optional[Shards]  # None: only this process has it
-    sharers: Optional[Ranks]  # the ranks that hold a part or copy of it; None: only this process
     device: torch.device
     dtype: torch.dtype
     momentum_dtype: torch.dtype
@@ -62,6 +61,11 @@ class Parameter:
                 "cost": owners_cost(rows, cols, len(self.schedule) * self.equalization.rounds(rows, cols)),
             }
         return tuple(Matrix(self, index, **alike[size]) for index, size in enumerate(self.view.shapes))
+
+    @property
+    def sharers(self) -> Optional[Ranks]:
+        """The ranks that hold a part or copy of it; None: only this process."""
+        return None if self.shards is None else self.shards.layout.mesh.members
 
     @property
     def circumstances(self) -> Circumstances:

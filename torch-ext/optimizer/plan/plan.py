@@ -205,7 +205,6 @@ def _parameters(groups: Groups, state: State, replica_ranks: Optional[Ranks]) ->
                 schedule=schedule,
                 view=view,
                 shards=shards,
-                sharers=None if layout is None else layout.mesh.members,
                 device=p.device,
                 dtype=p.dtype,
                 momentum_dtype=momentum.dtype,
