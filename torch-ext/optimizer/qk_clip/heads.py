@@ -176,9 +176,7 @@ def _layer_runs(settings: ClipSettings, weights: list[str], shapes: Shapes) -> t
 def _by_head(name: str, parts: Sequence[Sequence[Run]]) -> tuple[Run, ...]:
     """Return the runs of queries, keys and values, one for each head, in the order of key heads."""
     queries, keys, _ = map(len, parts)
-    if queries % keys:
-        raise ValueError(f"the {queries} query heads of {name} cannot share {keys} key heads evenly")
-    lengths = [len(part) // keys for part in parts]
+    lengths = _queries_of_a_key(name, queries, keys), 1, 1
     return tuple(run for i in range(keys) for part, n in zip(parts, lengths) for run in part[i * n : (i + 1) * n])
 
 
@@ -194,9 +192,8 @@ def _logits_of_heads(settings: ClipSettings, name: str, queries: int, keys: int)
     of_queries, of_keys = settings.indices
     of_queries = tuple(range(queries)) if of_queries is None else of_queries
     if of_keys is None:
-        if keys < 1 or queries < 1 or queries % keys:
-            raise ValueError(f"the {queries} query heads of {name} cannot share {keys} key heads evenly")
-        of_keys = tuple(head // (queries // keys) for head in of_queries)
+        shared_by = _queries_of_a_key(name, queries, keys)
+        of_keys = tuple(head // shared_by for head in of_queries)
     logits_of_heads = []
     for key, head_of_logit, heads in zip(_INDICES, (of_queries, of_keys), (queries, keys)):
         if len(head_of_logit) > queries or (head_of_logit and max(head_of_logit) >= heads):
@@ -206,6 +203,13 @@ def _logits_of_heads(settings: ClipSettings, name: str, queries: int, keys: int)
             logits[head].append(logit)
         logits_of_heads.append([tuple(of_head) for of_head in logits])
     return logits_of_heads
+
+
+def _queries_of_a_key(name: str, queries: int, keys: int) -> int:
+    """Return how many query heads share each key head; ValueError unless they do so evenly."""
+    if keys < 1 or queries < 1 or queries % keys:
+        raise ValueError(f"the {queries} query heads of {name} cannot share {keys} key heads evenly")
+    return queries // keys
 
 
 def _runs(logits_of_heads: Iterable[tuple[int, ...]], parts: Iterable[tuple[int, float]]) -> tuple[Run, ...]:
