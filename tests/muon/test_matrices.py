@@ -188,9 +188,9 @@ def test_impossible_views_are_refused_by_name(matrices, shape, settings, message
         (7, TypeError),
     ],
 )
-def test_split_rows_must_be_positive_integers(matrices, value, error):
+def test_split_rows_must_be_positive_integers(kernel, value, error):
     with pytest.raises(error, match="split_rows"):
-        matrices.plain_split_rows(value)
+        kernel.Muon([{"params": [("qkv", Parameter(torch.zeros(12, 4)))], "split_rows": value}])
 
 
 def test_layout_that_cannot_be_viewed_is_refused(matrices):

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Any, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
-
-from .sequences import is_sequence
 
 CONV_MODES = ("flatten", "batched")
 # The default of `expert_keys`.
@@ -229,20 +226,9 @@ def moments_in_group(name: str, p: Tensor, group: Mapping[str, Any]) -> Optional
     return replace(view, rows=(1,))
 
 
-def plain_split_rows(split_rows: Optional[Sequence[int]]) -> Optional[tuple[int, ...]]:
-    """Return row counts as a tuple of ints, None for None; TypeError or ValueError for anything else."""
-    if split_rows is None:
-        return None
-    if not is_sequence(split_rows) or not all(isinstance(count, Integral) for count in split_rows):
-        raise TypeError(f"split_rows must be whole numbers of rows, got {split_rows!r}")
-    if not split_rows or min(split_rows) < 1 or any(isinstance(count, bool) for count in split_rows):
-        raise ValueError(f"split_rows must be numbers of rows of at least 1, got {split_rows!r}")
-    return tuple(int(count) for count in split_rows)
-
-
 def _parts(name: str, rows: int, split_rows: Optional[Sequence[int]]) -> tuple[int, ...]:
     """Return the row counts into which `rows` are split; ValueError if they do not sum to `rows`."""
-    parts = plain_split_rows(split_rows) or (rows,)
+    parts = (rows,) if split_rows is None else tuple(map(int, split_rows))
     if sum(parts) != rows:
         raise ValueError(f"split_rows of {name} must sum to its {rows} rows, {_sum(parts)} gives {sum(parts)}")
     return parts

@@ -128,6 +128,15 @@ def plain_count(key: str, value: Any) -> Any:
     return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
+def plain_split_rows(key: str, value: Any) -> tuple[int, ...]:
+    """Return row counts as a tuple of ints."""
+    if not is_sequence(value) or not all(isinstance(count, Integral) for count in value):
+        raise TypeError(f"{key} must be whole numbers of rows, got {value!r}")
+    if not value or min(value) < 1 or any(isinstance(count, bool) for count in value):
+        raise ValueError(f"{key} must be numbers of rows of at least 1, got {value!r}")
+    return tuple(int(count) for count in value)
+
+
 def plain_rounding_step(key: str, value: Any) -> int:
     """Return the number of steps for which a group has drawn seeds as an int."""
     if isinstance(value, bool) or not isinstance(value, Integral):

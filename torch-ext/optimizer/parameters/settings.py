@@ -20,7 +20,7 @@ from ..rules.equalization import EQUALIZATIONS, RENORMALIZATIONS
 from ..rules.fallback_table import FALLBACKS
 from ..rules.second_moment import SECOND_MOMENTS
 from ..schedules import resolve_schedule
-from .matrices import CONV_MODES, plain_split_rows
+from .matrices import CONV_MODES
 from .setting_values import (
     flag,
     number_at_hand,
@@ -37,6 +37,7 @@ from .setting_values import (
     plain_number_or_tensor,
     plain_positive,
     plain_rounding_step,
+    plain_split_rows,
     plain_work_dtype,
 )
 
@@ -137,7 +138,7 @@ SETTINGS: dict[str, Setting] = {
     "expert_keys": Setting(plain_names, Role.MATRICES),
     "stacked": Setting(optional(flag), Role.MATRICES),
     "transposed": Setting(flag, Role.MATRICES),
-    "split_rows": Setting(lambda key, value: plain_split_rows(value), Role.MATRICES),
+    "split_rows": Setting(optional(plain_split_rows), Role.MATRICES),
     "fallback": Setting(one_of(tuple(FALLBACKS)), Role.LIVE),
     # Becomes the `lr_factor` of the fallback's groups, and None in all groups.
     "adamw_lr": Setting(optional(plain_number_or_tensor), Role.HOST),
