@@ -17,7 +17,7 @@ from tools.pages.lab_tables import lab_tables
 from tools.pages.tables import Table
 
 
-def write_report(records: Records, folder: Path, date: str, say=print) -> int:
+def write_report(records: Records, folder: Path, date: str) -> int:
     """Write `<device>-<date>.json` and figures into `folder`, print the tables; return how many items failed."""
     content = report(records, date)
     file = folder / f"{slug(records.identity['device'])}-{date}.json"
@@ -28,11 +28,11 @@ def write_report(records: Records, folder: Path, date: str, say=print) -> int:
         # Imported here, because the report must work without matplotlib.
         from tools.lab.figures import draw
     except ModuleNotFoundError as missing:
-        say(f"no figures are drawn: {missing.name} is not installed")
+        print(f"no figures are drawn: {missing.name} is not installed")
     else:
         for figure in draw(content, file.with_suffix("")):
-            say(f"drawn: {figure}")
-    say(f"written: {file}")
+            print(f"drawn: {figure}")
+    print(f"written: {file}")
     return sum(record.status == "failed" for record in records.all)
 
 

@@ -24,7 +24,7 @@ COMPILED = ("optimizer_common", "optimizer_cpu", "optimizer_cuda", "torch-ext/to
 PYTHON = (".py", ".json")
 
 
-def prepare(build: Path, work: Path, backend: str, say=print) -> Path:
+def prepare(build: Path, work: Path, backend: str) -> Path:
     """Return a new folder in `work` that holds one variant for `backend`. `build` is not changed.
 
     The library comes from `build` if it has one of the tree's commit, or if git cannot tell. Otherwise it is built.
@@ -32,7 +32,7 @@ def prepare(build: Path, work: Path, backend: str, say=print) -> Path:
     """
     source = usable(build, backend)
     if source is None:
-        say(f"{build} has no {backend} variant of these sources: building one")
+        print(f"{build} has no {backend} variant of these sources: building one")
         source = build_here(work / "build", backend)
     target = work / "variants" / source.name
     shutil.rmtree(target.parent, ignore_errors=True)

@@ -6,7 +6,6 @@ t (t + 1) / 2 tiles per matrix, the dense one t², t = ceil(m / tile). Fewer til
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple, Optional
 
@@ -16,6 +15,7 @@ from rich.table import Table
 SMS = (108, 132, 148)
 SIDES = (256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 REGISTERS, THREADS, BLOCKS = 65536, 2048, 32  # of a multiprocessor; NVIDIA's consumer GPUs hold fewer threads
+MOST_MATRICES = 256  # of a batch
 RESERVED_SHARED = 1024  # bytes of shared memory that the system reserves in each block
 
 
@@ -46,9 +46,9 @@ def saves_waves(m: int, tile: int, slots: int, batch: int = 1) -> int:
     return dense - symmetric
 
 
-def smallest_saving_batch(m: int, tile: int, slots: int, at_most: int = 256) -> Optional[int]:
-    """Return the smallest number of matrices for which one launch saves a wave; None if it is more than `at_most`."""
-    return next((n for n in range(1, at_most + 1) if saves_waves(m, tile, slots, n) > 0), None)
+def smallest_saving_batch(m: int, tile: int, slots: int) -> Optional[int]:
+    """Return the smallest number of matrices for which one launch saves a wave; None if it is above `MOST_MATRICES`."""
+    return next((n for n in range(1, MOST_MATRICES + 1) if saves_waves(m, tile, slots, n) > 0), None)
 
 
 def blocks_per_sm(shared: int, registers: int, warps: int, shared_of_sm: int) -> int:
@@ -62,14 +62,14 @@ def blocks_by_registers(registers: int, warps: int) -> int:
     return REGISTERS // (-(-registers // 8) * 8 * 32 * warps)
 
 
-def wave_table(tile: int, blocks: int, sms: Sequence[int] = SMS) -> Table:
+def wave_table(tile: int, blocks: int) -> Table:
     """Return a table of waves, symmetric and dense, by size and GPU. If none is saved: the batch that saves one."""
     table = Table("m", title=f"waves, symmetric : dense, tiles of {tile}, {blocks} blocks on each multiprocessor")
     table.caption = "in brackets the part of the last symmetric wave that has work"
-    for count in sms:
+    for count in SMS:
         table.add_column(f"{count} multiprocessors")
     for m in SIDES:
-        table.add_row(str(m), *(_cell(m, tile, count * blocks) for count in sms))
+        table.add_row(str(m), *(_cell(m, tile, count * blocks) for count in SMS))
     return table
 
 

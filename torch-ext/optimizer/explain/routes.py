@@ -97,8 +97,8 @@ def explanation_of(
     plan: Plan,
     reasons: Mapping[Tensor, str],
     state: State,
-    notes: Iterable[str] = (),
-    uncut: Iterable[Uncut] = (),
+    notes: Iterable[str],
+    uncut: Iterable[Uncut],
 ) -> Explanation:
     """Return a row for each parameter of `groups`, a line for each exchange of their `plan`, and these `notes`.
 
