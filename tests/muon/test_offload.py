@@ -51,6 +51,12 @@ def on_device(host):
     return {chunk for chunk in host._held if chunk is not None}
 
 
+def range_of(tensor):
+    """The first byte of a contiguous tensor in its memory, and the one behind its last."""
+    first = tensor.data_ptr() - tensor.untyped_storage().data_ptr()
+    return first, first + tensor.numel() * tensor.itemsize
+
+
 def rounded_up(tensors):
     return sum(-(-t.numel() * t.itemsize // 512) * 512 for t in tensors)
 
@@ -62,11 +68,10 @@ def test_offloaded_state_equals_state_that_stayed(offload, device, count, left_o
     chunks = on_host(offload, expected, device)
     host = offload.HostChunks(chunks, torch.device(device))
     for step in range(3):
-        for k in range(count):
-            if step != 1 or k not in left_out:
-                with host.borrowed(k) as tensors:
-                    update_(tensors, step)
-                update_(expected[k], step)
+        for k in (k for k in range(count) if step != 1 or k not in left_out):
+            with host.borrowed(k) as tensors:
+                update_(tensors, step)
+            update_(expected[k], step)
     host.synchronize()
     assert bits(chunks) == bits(expected)
 
@@ -93,10 +98,9 @@ def test_chunks_on_the_device_together_do_not_overlap(offload, device):
         ranges = []
         for j in (k, k + 1, k + 2):
             with host.borrowed(j) as tensors:
-                for t in tensors:
-                    first = t.data_ptr() - t.untyped_storage().data_ptr()
-                    assert t.is_contiguous() and (first % 512 == 0 or t.numel() == 0)
-                    ranges += [(first, first + t.numel() * t.itemsize)] if t.numel() else []
+                assert all(t.is_contiguous() for t in tensors)
+                ranges += [range_of(t) for t in tensors if t.numel()]
+        assert all(first % 512 == 0 for first, _ in ranges)
         ranges.sort()
         assert all(end <= start for (_, end), (start, _) in zip(ranges, ranges[1:]))
         host.synchronize()
