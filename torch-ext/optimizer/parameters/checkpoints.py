@@ -12,6 +12,7 @@ from torch import Tensor
 from .checks import check_dtypes
 from .groups import listed, loaded_group, named_parameters, names_of
 from .names import bare_name
+from .saved_forms import check_form
 from .saved_values import check_values
 from .settings import SCHEDULED, Group
 from .state import BUFFER, KEYS
@@ -109,7 +110,9 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
             )
     params = [pair for group in groups for pair in named_parameters(group)]
     states = [state_dict["state"].get(i, {}) for group in saved for i in group["params"]]
-    for (name, p), state in zip(params, states):
+    settings = [pair for pair in zip(groups, saved) for _ in pair[0]["params"]]
+    for (name, p), state, (group, other) in zip(params, states, settings):
+        check_form(state, name, p, other, group)
         check_values(state, name, p)
         check_dtypes(name, p, {BUFFER: state[BUFFER].dtype} if BUFFER in state else {})
     lost = [name for (name, p), state in zip(params, states) if p.is_meta and state]

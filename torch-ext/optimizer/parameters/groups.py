@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Collection, Iterator, Mapping, Optional, Sequence
 
-import torch
 from torch import Tensor
 
 from ..kernels.provenance import build_info
@@ -18,7 +17,7 @@ from .routing import IsMuon, decide, unique_parameters
 from .sequences import is_sequence
 from .setting_values import flag
 from .settings import Group, plain_settings
-from .state import BUFFER, REMAINDER, SCALE, STATE_FORMAT, check_loaded
+from .state import STATE_FORMAT, check_loaded
 from .synonyms import as_adamws, check_implementations, pop_branch_, pop_implementations_
 
 # A saved group has this in place of a function, which the user must pass again.
@@ -160,30 +159,10 @@ def loaded_group(
             )
     loaded = {**plain_settings({**current, **saved, **kept}, is_made=True), **kept}
     for position, (name, p) in enumerate(named_parameters(current), first):
-        _check_same_form(state.get(p, {}), name, p, saved, current)
         check_loaded(state.get(p, {}), name, p, loaded, position)
     if loaded["use_muon"] and "stacked" not in saved and "expert_keys" in saved:
         _check_same_stacks(loaded, saved["expert_keys"])
     return loaded
-
-
-def _check_same_form(
-    state: Mapping[str, Any], name: str, p: Tensor, saved: Mapping[str, Any], current: Mapping[str, Any]
-) -> None:
-    """Raise ValueError if a state lacks a part that it had when it was saved, because the loader has not read it.
-
-    torch.distributed.checkpoint reads what an optimizer has. So 8-bit codes without their scales would be taken for
-    values, and the upper halves of float32 parameters for whole ones.
-    """
-    codes_alone = saved.get("momentum_dtype") == "int8" and BUFFER in state and SCALE not in state
-    is_half = p.dtype == torch.bfloat16 and len(state) > 0
-    halves_alone = saved.get("master_weights") == "split" and is_half and REMAINDER not in state
-    for key, is_alone in ("momentum_dtype", codes_alone), ("master_weights", halves_alone):
-        if is_alone and current[key] != saved[key]:
-            raise ValueError(
-                f"the state of {name} was saved with {key}={saved[key]!r} and read without it, because the optimizer "
-                f"has {current[key]!r}: load with {key}={saved[key]!r}, and change the setting afterwards"
-            )
 
 
 def names_of(group: Group) -> list[str]:

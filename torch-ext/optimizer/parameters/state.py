@@ -181,6 +181,8 @@ def check_loaded(state: Mapping[str, Any], name: str, p: Tensor, group: Mapping[
 def _anew(name: str, position: int) -> str:
     """Return how to load a file without the state of a parameter, which has its position or its name there."""
     return (
-        f'call state_dict["state"].pop({position}) before loading, or .pop("{name}") if names are its keys: the state '
-        "of this parameter starts new, the rest is loaded"
+        f'call state_dict["state"].pop({position}) before loading: the state of this parameter starts new, the rest is '
+        f'loaded. If names are its keys, call .pop("{name}"), and load with StateDictOptions(strict=False). If it is '
+        f"flattened, take the values of the keys that start with state.{name}. from what get_optimizer_state_dict "
+        "returns for this optimizer"
     )

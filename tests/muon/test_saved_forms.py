@@ -1,0 +1,123 @@
+"""A file is read for an optimizer whose state has other parts: the error says which settings to make it with."""
+
+import copy
+import itertools
+import re
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
+from tests.support.sharded_models import bits_equal
+
+SETTINGS = {
+    "plain": {},
+    "moments": {"second_moment": "rows"},
+    "8 bits": {"momentum_dtype": "int8"},
+    "master weights": {"master_weights": "split"},
+}
+FLATTENED = StateDictOptions(flatten_optimizer_state_dict=True)
+OPTIONS = {"whole": StateDictOptions(full_state_dict=True), "flattened": FLATTENED, "folder": FLATTENED}
+ADVICE = r"was saved with .*Construct the optimizer with (.*), load, and then set (.*) in its groups"
+# What a file says whose lower halves are all there, and nothing is to be set afterwards.
+LOWER_HALVES = r"Load it with bfloat16 parameters and (master_weights='split')()"
+
+
+def trained(kernel, settings):
+    model = nn.Linear(64, 32, dtype=torch.bfloat16)
+    optimizer = kernel.Muon(model.named_parameters(), **settings)
+    take_step(model, optimizer)
+    return model, optimizer
+
+
+def take_step(model, optimizer):
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(0)).to(p)
+    optimizer.step()
+
+
+def load(file, model, optimizer, how):
+    """Load a state dict, or a folder by a planner that reads what it has: by itself torch names what is missing."""
+    options = OPTIONS[how]
+    if how == "folder":
+        state = get_optimizer_state_dict(model, optimizer, options=options)
+        planner = dcp.DefaultLoadPlanner(allow_partial_load=True)
+        dcp.load(state, checkpoint_id=file, planner=planner, no_dist=True)
+    set_optimizer_state_dict(model, optimizer, state if how == "folder" else copy.deepcopy(file), options=options)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("how", OPTIONS)
+@pytest.mark.parametrize("there, here", list(itertools.permutations(SETTINGS, 2)))
+def test_a_state_with_other_parts_is_loaded_as_its_error_says(kernel, tmp_path, there, here, how):
+    """Or at once, where torch has mixed nothing; either way its values are those that were saved."""
+    saved, (model, optimizer) = (trained(kernel, SETTINGS[each]) for each in (there, here))
+    expected, before = (copy.deepcopy(each.state_dict()["state"]) for each in (saved[1], optimizer))
+    file = copy.deepcopy(get_optimizer_state_dict(*saved, options=OPTIONS[how]))
+    if how == "folder":
+        dcp.save(file, checkpoint_id=tmp_path, no_dist=True)
+        file = tmp_path
+    try:
+        load(file, model, optimizer, how)
+    except ValueError as error:
+        if how != "folder":  # dcp.load has written into what was there
+            assert same_state(optimizer.state_dict()["state"], before)
+        advice = re.search(LOWER_HALVES if "the lower half" in str(error) else ADVICE, str(error))
+        needed, wanted = (eval(f"dict({text})") for text in advice.groups())
+        optimizer = kernel.Muon(model.named_parameters(), **needed)
+        load(file, model, optimizer, how)
+        assert same_state(optimizer.state_dict()["state"], expected)
+        for group in optimizer.param_groups:
+            group.update(wanted)
+    else:
+        assert how == "whole" and same_state(optimizer.state_dict()["state"], expected)
+    take_step(model, optimizer)
+
+
+def same_state(state, other):
+    """Whether two states have the same parts with the same bits."""
+    return all(
+        state[i].keys() == other[i].keys() and all(bits_equal(part, other[i][key]) for key, part in state[i].items())
+        for i in other
+    )
+
+
+def test_parts_of_a_parameter_without_a_state_are_not_missed(kernel):
+    """As of a frozen one, whose groups differ all the same."""
+    frozen = nn.Linear(64, 32).requires_grad_(False)
+    saved = kernel.Muon(frozen.named_parameters(), second_moment="rows").state_dict()
+    optimizer = kernel.Muon(frozen.named_parameters(), momentum_dtype="int8")
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["second_moment"] == "rows"
+
+
+@pytest.mark.parametrize("how", ["by name", "whole", "flattened"])
+def test_the_state_of_a_resized_parameter_begins_anew_as_its_error_says(kernel, how):
+    """In a dict by name torch misses a state, unless told not to; of a flattened one it takes what has a key."""
+    options = OPTIONS.get(how, StateDictOptions())
+    models = [nn.ModuleDict({"wte": nn.Embedding(size, 8), "up": nn.Linear(8, 8)}) for size in (40, 44)]
+    optimizers = [kernel.Muon(model.named_parameters()) for model in models]
+    take_step(models[0], optimizers[0])
+    saved = copy.deepcopy(get_optimizer_state_dict(models[0], optimizers[0], options=options))
+    with pytest.raises(ValueError) as error:
+        set_optimizer_state_dict(models[1], optimizers[1], copy.deepcopy(saved), options=options)
+    if how == "flattened":
+        key = re.search(r"the keys that start with (\S+) from what get_optimizer_state_dict returns", str(error.value))[
+            1
+        ]
+        new = get_optimizer_state_dict(models[1], optimizers[1], options=options)
+        saved.update({each: value for each, value in new.items() if each.startswith(key)})
+    else:
+        advice = re.search(r"If names are its keys, call (\.pop\(.*?\)), and load with (StateD.*?\))", str(error.value))
+        eval(f"saved['state']{advice[1]}")
+        options = StateDictOptions(full_state_dict=how == "whole", strict=eval(advice[2]).strict)
+    set_optimizer_state_dict(models[1], optimizers[1], saved, options=options)
+    take_step(models[1], optimizers[1])
+    counts = [optimizers[1].state[p]["step"] for p in (models[1]["wte"].weight, models[1]["up"].bias)]
+    assert counts == [1, 2]

@@ -1,0 +1,53 @@
+"""Checks whether a state that was read has the parts that it had when it was saved."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+from torch import Tensor
+
+from .state import KEYS, MOMENTS, REMAINDER, SCALE, has_remainder
+
+
+def check_form(state: Any, name: str, p: Tensor, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Raise ValueError if settings on which the parts of a state depend differ, and its parts are not the saved ones.
+
+    `saved` and `current` are the groups of `p` in the file and here. torch.distributed.checkpoint reads what an
+    optimizer has, so 8-bit codes without their scales would be taken for values. With full_state_dict, parts that the
+    file lacks stay as they are here, and others are not sharded. A state without any part is not checked.
+    """
+    if not isinstance(state, Mapping) or saved.get("use_muon", current["use_muon"]) != current["use_muon"]:
+        return
+    there, here = (_asked_for(p, {**current, **group}) for group in (saved, {}))
+    differing = [setting for setting in there if there[setting] != here[setting]]
+    read = _parts_read(state)
+    if read and any({_PARTS[each] in read, _PARTS[each] in state} != {there[each]} for each in differing):
+        before, now = (", ".join(f"{each}={of[each]!r}" for each in differing) for of in (saved, current))
+        raise ValueError(
+            f"the state of {name} was saved with {before}, and the optimizer that it was read for has {now}, so what "
+            f"was read has other parts: {', '.join(sorted(read))}. Construct the optimizer with {before}, load, and "
+            f"then set {now} in its groups"
+        )
+
+
+# The part of a state that is there because of a setting.
+_PARTS = {"momentum_dtype": SCALE, "second_moment": MOMENTS, "master_weights": REMAINDER}
+
+
+def _asked_for(p: Tensor, group: Mapping[str, Any]) -> dict[str, bool]:
+    """Return, for each setting in `_PARTS`, whether the state of `p` has its part."""
+    return {
+        "momentum_dtype": group["use_muon"] and group["momentum_dtype"] == "int8",
+        "second_moment": group["use_muon"] and group["second_moment"] != "none",
+        "master_weights": has_remainder(p, group),
+    }
+
+
+def _parts_read(state: Mapping[str, Any]) -> set[str]:
+    """Return the keys of the parts that were read: tensors, and sharded ones, if any are.
+
+    Torch puts an empty dict in the place of what the file lacks.
+    """
+    read = {key: part for key, part in state.items() if key in KEYS and isinstance(part, Tensor)}
+    sharded = {key for key, part in read.items() if hasattr(part, "device_mesh")}
+    return sharded or set(read)
