@@ -3,6 +3,7 @@
 import copy
 import itertools
 import re
+import warnings
 
 import pytest
 import torch
@@ -121,3 +122,40 @@ def test_the_state_of_a_resized_parameter_begins_anew_as_its_error_says(kernel, 
     take_step(models[1], optimizers[1])
     counts = [optimizers[1].state[p]["step"] for p in (models[1]["wte"].weight, models[1]["up"].bias)]
     assert counts == [1, 2]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("there, here", [("float32", "bfloat16"), (None, "float16"), ("bfloat16", "float32")])
+def test_momentum_that_is_rounded_while_it_is_read_is_told_of(kernel, tmp_path, there, here):
+    """`dcp.load` copies into what is there. What the warning says loads the bits that were saved, and warns no more."""
+    models = [nn.Linear(64, 32, dtype=torch.float32 if there is None else torch.bfloat16) for _ in range(2)]
+    optimizers = [kernel.Muon(m.named_parameters(), momentum_dtype=dtype) for m, dtype in zip(models, (there, here))]
+    take_step(models[0], optimizers[0])
+    dcp.save(get_optimizer_state_dict(models[0], optimizers[0]), checkpoint_id=tmp_path, no_dist=True)
+
+    def warnings_of_load(optimizer):
+        state = get_optimizer_state_dict(models[1], optimizer)
+        dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            set_optimizer_state_dict(models[1], optimizer, state)
+        return [str(warning.message) for warning in caught if "momentum of" in str(warning.message)]
+
+    said = warnings_of_load(optimizers[1])
+    assert len(said) == (here != "float32")  # which holds all values of the other
+    if said:
+        advice = re.search(rf"weight is torch\.{here}, .* construct the optimizer with (.*)$", said[0])[1]
+        other = kernel.Muon(models[1].named_parameters(), **eval(f"dict({advice})"))
+        assert not warnings_of_load(other)
+        buffers = [o.state[m.weight]["momentum_buffer"] for o, m in ((optimizers[0], models[0]), (other, models[1]))]
+        assert bits_equal(*buffers)
+
+
+def test_momentum_that_a_plain_file_has_is_not_told_of(kernel):
+    """Its group had another dtype when the buffers were made."""
+    model = nn.Linear(64, 32)
+    optimizer, other = (kernel.Muon(model.named_parameters(), momentum_dtype="bfloat16") for _ in range(2))
+    optimizer.param_groups[0]["momentum_dtype"] = "float32"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other.load_state_dict(optimizer.state_dict())

@@ -12,7 +12,7 @@ from torch import Tensor
 from .checks import check_dtypes
 from .groups import listed, loaded_group, named_parameters, names_of
 from .names import bare_name
-from .saved_forms import check_form
+from .saved_forms import check_form, rounding
 from .saved_values import check_values
 from .settings import SCHEDULED, Group
 from .state import BUFFER, KEYS
@@ -108,21 +108,33 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
                 "flatten_optimizer_state_dict=True), and let no group have parameters that were saved with unlike "
                 "settings"
             )
-    params = [pair for group in groups for pair in named_parameters(group)]
-    states = [state_dict["state"].get(i, {}) for group in saved for i in group["params"]]
-    settings = [pair for pair in zip(groups, saved) for _ in pair[0]["params"]]
-    for (name, p), state, (group, other) in zip(params, states, settings):
-        check_form(state, name, p, other, group)
-        check_values(state, name, p)
-        check_dtypes(name, p, {BUFFER: state[BUFFER].dtype} if BUFFER in state else {})
-    lost = [name for (name, p), state in zip(params, states) if p.is_meta and state]
+    _check_states(groups, saved, state_dict["state"])
+    _warn_of_replaced(here, there)
+    return state_dict
+
+
+def _check_states(groups: Sequence[Group], saved: Sequence[Group], states: Mapping[Any, Any]) -> None:
+    """Raise TypeError or ValueError unless the state of each parameter fits it, and warn of what is lost of it."""
+    lost: list[str] = []
+    rounded: dict[str, list[str]] = {}
+    for group, other in zip(groups, saved):
+        for (name, p), i in zip(named_parameters(group), other["params"]):
+            state = states.get(i, {})
+            check_form(state, name, p, other, group)
+            check_values(state, name, p)
+            check_dtypes(name, p, {BUFFER: state[BUFFER].dtype} if BUFFER in state else {})
+            if p.is_meta and state:
+                lost.append(name)
+            elif isinstance(i, str):  # torch.distributed.checkpoint finds parameters by name
+                rounded.setdefault(rounding(state, p, other, group), []).append(name)
     if lost:
         warn_user(
             f"the state of {listed(lost)} is lost: these parameters are on meta, which holds no values. Give them "
             "memory first, then load"
         )
-    _warn_of_replaced(here, there)
-    return state_dict
+    for how, names in rounded.items():
+        if how:
+            warn_user(f"the momentum of {listed(names)} {how}")
 
 
 def _warn_of_replaced(here: Mapping[str, Place], there: Mapping[str, Place]) -> None:

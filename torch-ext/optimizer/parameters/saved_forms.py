@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
+import torch
 from torch import Tensor
 
-from .state import KEYS, MOMENTS, REMAINDER, SCALE, has_remainder
+from .setting_values import plain_momentum_dtype
+from .state import BUFFER, KEYS, MOMENTS, REMAINDER, SCALE, has_remainder
 
 
 def check_form(state: Any, name: str, p: Tensor, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -28,6 +30,30 @@ def check_form(state: Any, name: str, p: Tensor, saved: Mapping[str, Any], curre
             f"was read has other parts: {', '.join(sorted(read))}. Construct the optimizer with {before}, load, and "
             f"then set {now} in its groups"
         )
+
+
+def rounding(state: Mapping[str, Any], p: Tensor, saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+    """Return what to say of momentum that seems to be rounded to the dtype that it has here, "" if it does not.
+
+    `dcp.load` copies into the tensors that are there. A file may also have such momentum itself: a change of
+    `momentum_dtype` applies to new buffers only.
+    """
+    if BUFFER not in state or "momentum_dtype" not in saved:
+        return ""
+    setting, read = saved["momentum_dtype"], state[BUFFER].dtype
+    there, here = (_momentum_dtype(p, group) for group in (saved, current))
+    if torch.int8 in (there, here) or read != here or torch.promote_types(read, there) == read:
+        return ""
+    return (
+        f"is {read}, and its group was saved with momentum_dtype={setting!r}: if dcp.load has read it, it is rounded "
+        f"to what this optimizer has. To load it as it was saved, construct the optimizer with "
+        f"momentum_dtype={setting!r}"
+    )
+
+
+def _momentum_dtype(p: Tensor, group: Mapping[str, Any]) -> torch.dtype:
+    name = plain_momentum_dtype("momentum_dtype", group["momentum_dtype"])
+    return p.dtype if name is None else getattr(torch, name)
 
 
 # The part of a state that is there because of a setting.
