@@ -2,7 +2,8 @@
 
 Its schedulers, `GradScaler`, averages of weights and checkpoints take Muon as they take its own optimizers.
 `ZeroRedundancyOptimizer` gives each rank a part of every group, and knows no names. So each group must be of one
-branch, and its parameters without names:
+branch, and its parameters without names. For a group of matrices and vectors torch raises `Mismatch between number of
+source and destination parameter groups`.
 """
 
 import copy
