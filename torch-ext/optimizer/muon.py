@@ -57,7 +57,7 @@ from .step.premises import Premises
 from .step.rank_agreement import RankAgreement, read_all
 from .step.rank_tuning import measure_stages
 from .step.recipe import StepContext, snapshot
-from .step.state import KnownState, bring_states_, check_parameters_memory, checked_parameters, copy_loaded_
+from .step.state import KnownState, bring_states_, check_memory, checked_parameters, copy_loaded_
 from .step.traced import handle_of, is_traceable, traced_step
 from .step.update import scale_other_rows_, update_shared_
 from .step.warmup import compile_stages, connect_stages, warm_up
@@ -630,7 +630,8 @@ class Muon(Optimizer):
         params = [p for group in self.param_groups for p in group["params"]]
         gradients = Gradients(params)
         seen = params, gradients.absent, self.param_groups
-        if self._premises is None or not self._premises.hold(*seen) or not self._known_state.holds(self.state):
+        known = self._premises is not None and self._premises.hold(*seen)
+        if not known or not self._known_state.holds(self.state, self.param_groups):
             premises = Premises(*seen)
             premises.check_names(self._premises)
             reasons = premises.reasons(self._reasons, self._premises)
@@ -638,7 +639,7 @@ class Muon(Optimizer):
             self._premises, self._known_state, self._reasons = premises, KnownState(self.state), reasons
             changed = True
         elif self._premises.have_moved(params):  # as when weights are tied by their `.data`
-            check_parameters_memory(self.param_groups, self.state)
+            check_memory(self.param_groups, self.state)
             self._premises.remember_places(params)
         if changed:
             self._graphs.drop_unused(self._plan.chains(), self.param_groups)

@@ -113,13 +113,15 @@ class _Span(NamedTuple):
     end: int
     gapless: bool
     name: str
+    is_state: bool
 
 
-def check_memory(named: Sequence[tuple[str, Tensor]]) -> None:
+def check_distinct(named: Sequence[tuple[str, Tensor]], states: Sequence[tuple[str, Tensor]] = ()) -> None:
     """Raise ValueError if a step would certainly change an element of these plain tensors more than once.
 
-    That is certain if a tensor comes twice, if two begin at one element, or if one begins inside another without gaps.
-    It also raises for a tensor that may have several elements at one place: the kernels refuse to write such a one.
+    That is certain if a parameter comes twice, if two tensors begin at one element, or if one begins inside another
+    without gaps. It also raises for a tensor that may have several elements at one place: the kernels refuse to write
+    such a one. `named` are parameters, and `states` tensors of their states.
     """
     spans_by_storage: dict[int, list[_Span]] = {}
     names: dict[Tensor, str] = {}
@@ -127,21 +129,36 @@ def check_memory(named: Sequence[tuple[str, Tensor]]) -> None:
         if p in names:
             raise ValueError(f"{name} is a parameter that the optimizer already has, as {names[p]}: remove one of them")
         names[p] = name
-        if type(p) not in (Tensor, Parameter) or p.is_meta or not p.numel():
-            continue
-        reach = extent(p)
-        if not reach.distinct:
-            raise ValueError(
-                f"{name} {tuple(p.shape)} has several elements at one place, with strides {p.stride()}. Give the "
-                "parameter that it was expanded from, or its .contiguous()"
-            )
-        first, end = (p.element_size() * place for place in (p.storage_offset(), p.storage_offset() + reach.elements))
-        spans_by_storage.setdefault(p.untyped_storage()._cdata, []).append(_Span(first, end, reach.gapless, name))
+        _add_span_(spans_by_storage, name, p, is_state=False)
+    for name, tensor in states:
+        _add_span_(spans_by_storage, name, tensor, is_state=True)
     for spans in spans_by_storage.values():
         spans.sort()
         for one, other in zip(spans, spans[1:]):
             if one.first == other.first or (one.gapless and other.first < one.end):
-                raise ValueError(
-                    f"{one.name} and {other.name} share memory, and are different parameters: each would be updated as "
-                    "if the other were not there. Tie weights by one parameter, such as head.weight = embedding.weight"
-                )
+                raise ValueError(_shared(one, other))
+
+
+def _add_span_(spans: dict[int, list[_Span]], name: str, x: Tensor, is_state: bool) -> None:
+    """Add the span of a plain tensor with elements, by its storage; ValueError if its elements may overlap."""
+    if type(x) not in (Tensor, Parameter) or x.is_meta or not x.numel():
+        return
+    reach = extent(x)
+    if not reach.distinct:
+        cure = "Put" if is_state else "Give the parameter that it was expanded from, or"
+        raise ValueError(
+            f"{name} {tuple(x.shape)} has several elements at one place, with strides {x.stride()}. {cure} its "
+            f".contiguous(){' there' if is_state else ''}"
+        )
+    first, end = (x.element_size() * place for place in (x.storage_offset(), x.storage_offset() + reach.elements))
+    spans.setdefault(x.untyped_storage()._cdata, []).append(_Span(first, end, reach.gapless, name, is_state))
+
+
+def _shared(one: _Span, other: _Span) -> str:
+    if not one.is_state and not other.is_state:
+        return (
+            f"{one.name} and {other.name} share memory, and are different parameters: each would be updated as "
+            "if the other were not there. Tie weights by one parameter, such as head.weight = embedding.weight"
+        )
+    state, other = (one, other) if one.is_state else (other, one)
+    return f"{state.name} shares memory with {other.name}, and a step changes both: put its .clone() into the state"

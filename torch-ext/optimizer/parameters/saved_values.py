@@ -1,4 +1,4 @@
-"""Checks of the values in a saved state: whether steps can compute with them, whatever the settings of the group."""
+"""Checks of the values in a state: whether steps can compute with them, whatever the settings of the group."""
 
 from __future__ import annotations
 
@@ -36,7 +36,33 @@ def check_values(state: Any, name: str, p: Tensor) -> None:
         elif key == COUNT:
             _check_count(what, value)
         elif key in KEYS:
-            _check_tensor(what, value, (*DTYPES, torch.int8) if key == BUFFER else DTYPES)
+            _check_tensor(what, value, _dtypes_of(key))
+
+
+def check_tensors(state: Mapping[str, Any], name: str, p: Tensor) -> None:
+    """Raise TypeError or ValueError unless steps can compute with the tensors in the `state` of `p`.
+
+    Users can put others there between two steps. The values of counts are not read: that would wait for the device.
+    """
+    for key in KEYS:
+        if key not in state:
+            continue
+        what, value = f"state {key} of {name}", state[key]
+        _check_tensor(what, value, _dtypes_of(key))
+        if value.is_meta and not p.is_meta:
+            raise ValueError(f"{what} has no values: put a tensor with values there, got {_shown(value)}")
+        if value.is_inference():
+            raise ValueError(
+                f"{what} was made under torch.inference_mode, so that no step could change it: put its .clone() there, "
+                "made outside"
+            )
+        if key == COUNT and value.numel() != 1:
+            raise ValueError(f"{what} must have one element, got {_shown(value)}")
+
+
+def _dtypes_of(key: str) -> tuple[torch.dtype, ...]:
+    others = {BUFFER: (torch.int8,), COUNT: (torch.int32, torch.int64)}
+    return (*DTYPES, *others.get(key, ()))
 
 
 def _check_tensor(what: str, value: Any, dtypes: tuple[torch.dtype, ...]) -> None:

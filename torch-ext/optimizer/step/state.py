@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ..parameters.checks import check_dtypes, check_memory, check_norm, check_parameter
+from ..parameters.checks import check_distinct, check_dtypes, check_norm, check_parameter
 from ..parameters.groups import named_parameters
 from ..parameters.matrices import view_in_group
 from ..parameters.momentum_blocks import block_axes
 from ..parameters.rates import check_live_tensors
+from ..parameters.saved_values import check_tensors
 from ..parameters.settings import Group
 from ..parameters.state import BUFFER, KEYS, SCALE, StateTensor, check_shapes, ensure_state_, placed, state_tensors
 from ..plan.layout import layout_of, lies_beside, local_part, memory_beside
@@ -44,14 +45,24 @@ def checked_parameters(
             if has_state(p, state):
                 _check_state(state.get(p, {}), name, p, group, replica_ranks)
                 checked.append((group, name, p))
-    check_parameters_memory(groups, state)
+    check_memory(groups, state, with_states=False)
     return checked
 
 
-def check_parameters_memory(groups: Sequence[Group], state: Mapping[Tensor, Any]) -> None:
-    """Raise ValueError if a step would change an element of parameters with a state more than once."""
-    named = [pair for group in groups for pair in named_parameters(group)]
-    check_memory([(name, local_part(p)) for name, p in named if has_state(p, state)])
+def check_memory(groups: Sequence[Group], state: Mapping[Tensor, Any], with_states: bool = True) -> None:
+    """Raise ValueError if a step would change an element of parameters with a state, or of states, more than once."""
+    named = _with_state(groups, state)
+    states = [
+        (f"state {key} of {name}", local_part(value))
+        for name, p in (named if with_states else ())
+        for key, value in state.get(p, {}).items()
+        if key in KEYS and isinstance(value, Tensor)
+    ]
+    check_distinct([(name, local_part(p)) for name, p in named], states)
+
+
+def _with_state(groups: Sequence[Group], state: Mapping[Tensor, Any]) -> list[tuple[str, Tensor]]:
+    return [(name, p) for group in groups for name, p in named_parameters(group) if has_state(p, state)]
 
 
 def bring_states_(groups: Sequence[Group], state: dict[Tensor, Any], replica_ranks: Optional[Ranks]) -> None:
@@ -60,7 +71,10 @@ def bring_states_(groups: Sequence[Group], state: dict[Tensor, Any], replica_ran
     Raises TypeError or ValueError where a parameter or its state does not fit, and RuntimeError under
     `torch.inference_mode`; then nothing has changed.
     """
+    for name, p in _with_state(groups, state):
+        check_tensors(state.get(p, {}), name, p)
     checked = checked_parameters(groups, state, replica_ranks)
+    check_memory(groups, state)
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
             "state made under torch.inference_mode could not be changed by any step: construct the optimizer, and load "
@@ -84,17 +98,20 @@ class KnownState:
     def __init__(self, state: State):
         self._tensors, self._kinds = _references_and_contents(state), _kinds(state)
 
-    def holds(self, state: State) -> bool:
+    def holds(self, state: State, groups: Sequence[Group]) -> bool:
         """Return whether `state` is of the same parameters in the same order, with tensors of the same kind.
 
         What else wrappers keep there does not matter. It remembers the tensors that it has compared, and looks at each
-        of them only if some were replaced since.
+        of them only if some were replaced since. Raises ValueError if those share memory (`check_memory`).
         """
         (known, *before), (references, *now) = self._tensors, _references_and_contents(state)
         if now == before and all(map(operator.is_, references, known)):  # almost always
             return True
+        if _kinds(state) != self._kinds:
+            return False
+        check_memory(groups, state)
         self._tensors = references, *now
-        return _kinds(state) == self._kinds
+        return True
 
 
 def _references_and_contents(state: State) -> tuple[list[weakref.ref], list[int], list[torch.dtype], list[int]]:
@@ -119,10 +136,11 @@ def _kinds(state: State) -> list[Any]:
 
 
 def _form(x: Tensor) -> tuple[Any, ...]:
-    """Return shape, dtype and device of a tensor, and how it lies in memory and on ranks."""
+    """Return shape, dtype and device of a tensor, whether it can change, and how it lies in memory and on ranks."""
     part = local_part(x)
     steps = tuple(step for size, step in zip(part.shape, part.stride()) if size > 1)
-    return x.shape, x.dtype, x.device, part.shape, steps, x._spec if isinstance(x, DTensor) else None
+    spec = x._spec if isinstance(x, DTensor) else None
+    return x.shape, x.dtype, x.device, x.is_inference(), part.shape, steps, spec
 
 
 def has_state(p: Tensor, state: Mapping[Tensor, Any]) -> bool:
