@@ -19,6 +19,7 @@ from .explain import Explanation, brief, explanation_of
 from .kernels.autocast import autocasts, without_autocast
 from .kernels.formats import float32_roundoffs
 from .kernels.provenance import build_info
+from .kernels.user_warnings import warn_user
 from .learning_rate import UPDATE_RMS, Adjustment
 from .parameters.advice import NO_GRADIENT, advice, idle_is_muon, idle_keys, routed
 from .parameters.argument_checks import (
@@ -36,7 +37,6 @@ from .parameters.routing import IsMuon, check_is_muon
 from .parameters.setting_values import flag
 from .parameters.settings import OF_GROUPS, SETTINGS, plain_settings
 from .parameters.synonyms import check_implementations
-from .parameters.user_warnings import warn_user
 from .plan.exchanges import ExchangeOptions
 from .plan.layout import groups_of
 from .plan.plain_parts import plain_parts

@@ -7,8 +7,8 @@ from typing import Any, Optional
 
 from torch import nn
 
+from ..kernels.user_warnings import warn_user
 from ..muon import Muon
-from ..parameters.user_warnings import warn_user
 from .layers import Cutting
 from .model_groups import Patterns, chosen_groups
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Iterator, NamedTuple, Optional, Union
 
 from .machine import Key
+from .user_warnings import warn_user
 
 # The fields of an entry besides its size: integers that a kernel is launched with, and the result of measuring it.
 LAUNCHED = {
@@ -87,7 +88,7 @@ def read(key: Key) -> Table:
     try:
         return empty() if file is None else _read(file, key)
     except OSError as error:
-        _warn(f"{file} is ignored, as it cannot be read: {error}")
+        warn_user(f"{file} is ignored, as it cannot be read: {error}", RuntimeWarning)
         return empty()
 
 
@@ -105,7 +106,8 @@ def _read(file: Path, key: Key) -> Table:
             raise ValueError(f"it is for {content['key']}")
         return _table_of(content)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        _warn(f"{file} is ignored, as it holds no measurements for {key}: {type(error).__name__}: {error}")
+        why = f"{type(error).__name__}: {error}"
+        warn_user(f"{file} is ignored, as it holds no measurements for {key}: {why}", RuntimeWarning)
         return empty()
 
 
@@ -234,7 +236,3 @@ def _replace(file: Path, text: str) -> None:
     except BaseException:
         new.unlink(missing_ok=True)  # an interrupt may come after the renaming
         raise
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=2)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import warnings
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
@@ -25,6 +24,7 @@ from . import measurement_file
 from .machine import Key, multiprocessors
 from .measurement_file import Need, Table
 from .trials import left_behind
+from .user_warnings import warn_user
 
 _CONFIGS = Path(__file__).parent / "configs"
 
@@ -120,7 +120,7 @@ def keep(key: Key, table: Table) -> None:
     problem = measurement_file.add(key, table)
     if problem and not _STATE.said_why_not_kept:
         _STATE.said_why_not_kept = True
-        warnings.warn(f"measurements are kept in this process only: {problem}", RuntimeWarning, stacklevel=2)
+        warn_user(f"measurements are kept in this process only: {problem}", RuntimeWarning)
 
 
 def record_failures(key: Key, wrong: Mapping[tuple[str, str], Mapping[str, str]]) -> None:

@@ -12,8 +12,8 @@ from typing import Any, Callable
 
 from torch import Tensor, nn
 
+from ..kernels.user_warnings import warn_user
 from .sequences import is_sequence
-from .user_warnings import warn_user
 
 _TWO_GROUPS = "[{'params': ..., 'use_muon': True}, {'params': ..., 'use_muon': False}]"
 _ALL_PARAMS = f"params, all of them: model.named_parameters(), or {_TWO_GROUPS}"

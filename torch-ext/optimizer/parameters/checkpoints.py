@@ -9,6 +9,7 @@ from typing import Any, Iterator, Mapping, Optional, Sequence
 import torch
 from torch import Tensor
 
+from ..kernels.user_warnings import warn_user
 from .checks import check_dtypes
 from .groups import listed, loaded_group, named_parameters, names_of
 from .names import bare_name
@@ -16,7 +17,6 @@ from .saved_forms import check_form, rounding
 from .saved_values import check_values
 from .settings import SCHEDULED, Group
 from .state import BUFFER, KEYS
-from .user_warnings import warn_user
 
 # The source of files that this package saved.
 THIS_PACKAGE = "this package"

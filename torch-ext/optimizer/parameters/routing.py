@@ -8,10 +8,10 @@ from typing import Any, Callable, Iterable, Optional, Sequence, Union
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from ..kernels.user_warnings import warn_user
 from .checks import check_matrix
 from .roles import lora_factor, role_by_name
 from .synonyms import wish_of
-from .user_warnings import warn_user
 
 # The reason for parameters that may be stacks of matrices or convolutions.
 UNDECIDED = "stack_or_convolution"

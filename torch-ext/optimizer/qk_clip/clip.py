@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ..iteration import DTYPES
 from ..kernels.formats import exact_dtype
+from ..kernels.user_warnings import warn_user
 from ..parameters.names import repeated
-from ..parameters.user_warnings import warn_user
 from ..plan.layout import layout_of
 from ..plan.process_groups import Ranks, all_reduce_max_, this_rank, world_size
 from ..rules.scaling import Scalings

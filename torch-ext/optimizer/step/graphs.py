@@ -22,8 +22,8 @@ from ..kernels.autocast import without_autocast
 from ..kernels.formats import float32_roundoffs
 from ..kernels.graphs import captured
 from ..kernels.memory_parts import DEVICE_ALIGNMENT, Part, bytes_of, parts_of
+from ..kernels.user_warnings import warn_user
 from ..parameters.settings import Group
-from ..parameters.user_warnings import warn_user
 from ..plan.batches import Batch, Chain
 from ..rules.equalization import Equalization
 from ..tuning.race import error_described, loses_gpu
