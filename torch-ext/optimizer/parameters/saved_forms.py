@@ -10,6 +10,9 @@ from torch import Tensor
 from .setting_values import plain_momentum_dtype
 from .state import BUFFER, KEYS, MOMENTS, REMAINDER, SCALE, has_remainder
 
+# The part of a state that is there because of a setting.
+_PARTS = {"momentum_dtype": SCALE, "second_moment": MOMENTS, "master_weights": REMAINDER}
+
 
 def check_form(state: Any, name: str, p: Tensor, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Raise ValueError if settings on which the parts of a state depend differ, and its parts are not the saved ones.
@@ -46,7 +49,7 @@ def rounding(state: Mapping[str, Any], p: Tensor, saved: Mapping[str, Any], curr
         return ""
     return (
         f"is {read}, and its group was saved with momentum_dtype={setting!r}: if dcp.load has read it, it is rounded "
-        f"to what this optimizer has. To load it as it was saved, construct the optimizer with "
+        "to what this optimizer has. To load it as it was saved, construct the optimizer with "
         f"momentum_dtype={setting!r}"
     )
 
@@ -54,10 +57,6 @@ def rounding(state: Mapping[str, Any], p: Tensor, saved: Mapping[str, Any], curr
 def _momentum_dtype(p: Tensor, group: Mapping[str, Any]) -> torch.dtype:
     name = plain_momentum_dtype("momentum_dtype", group["momentum_dtype"])
     return p.dtype if name is None else getattr(torch, name)
-
-
-# The part of a state that is there because of a setting.
-_PARTS = {"momentum_dtype": SCALE, "second_moment": MOMENTS, "master_weights": REMAINDER}
 
 
 def _asked_for(p: Tensor, group: Mapping[str, Any]) -> dict[str, bool]:
