@@ -303,9 +303,9 @@ class Muon(Optimizer):
         Raises ValueError or TypeError, before anything is changed, for sparse gradients and those of another dtype, for
         parameters whose shape no longer matches their state, and for changed settings that cannot work. Raises
         RuntimeError for work that a CUDA graph being captured would not repeat; after a step or load that failed
-        halfway, until a state is loaded; and if ranks do not take the same step (another `lr` or gradient scale, other
-        optimizers, gradients on only some of the ranks that need them together), on a GPU at the next `step()` or
-        `state_dict()`. Raises ValueError if ranks differ in a setting that the plan depends on. Nothing that
+        halfway, until a state is loaded; at the first step, and the first after a load, if replicas on several ranks
+        differ; and if ranks do not take the same step (another `lr` or gradient scale, other optimizers, gradients on
+        only some of the ranks that need them together), on a GPU at the next `step()` or `state_dict()`. Raises ValueError if ranks differ in a setting that the plan depends on. Nothing that
         disagreeing ranks share has changed then.
         """
         return self._step_without_hooks(closure)
@@ -426,7 +426,8 @@ class Muon(Optimizer):
 
         The error names the tensors and ranks. Either hardware has failed, or something has changed one replica only.
         Replicas exist in HSDP, in tensor parallelism, and on the ranks of `ExchangeOptions.process_group`. All ranks
-        must call it, for example every 100 steps. It reads every replicated tensor once and waits for the device.
+        must call it, for example every 100 steps. It reads every replicated tensor once and waits for the device. The
+        first step, and the first one after a load, compare replicas, too.
         """
         self._check_last_step()
         self._refresh()
@@ -582,6 +583,7 @@ class Muon(Optimizer):
         if self._clip is not None:
             self._clip.begin_step()
         scalings = self._agreement.begin_step(self._plan.terms, self.param_groups, scaling)
+        self._agreement.compare_copies(self._plan.terms, self.param_groups, self.state)
         redistribute_(gradients, elsewhere, self._premises.params, scalings)
         self._failed_halfway = True  # until the update is complete
         with ExitStack() as stack:

@@ -37,7 +37,7 @@ def check_copies(terms: Mapping[Ranks, Terms], groups: Sequence[Group], state: S
             disputes += _different_copies(ranks, shared, sums)
     if disputes:
         rest = f", and {len(disputes) - 3} more" if len(disputes) > 3 else ""
-        raise RuntimeError(f"copies have drifted apart: {'; '.join(disputes[:3])}{rest}")
+        raise RuntimeError(f"copies differ: {'; '.join(disputes[:3])}{rest}")
 
 
 def _checksums(copies: RankSets, terms: Terms, groups: Sequence[Group], state: State) -> Checksums:

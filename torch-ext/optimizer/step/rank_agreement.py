@@ -14,9 +14,11 @@ from torch import Tensor
 
 from ..parameters.groups import listed
 from ..parameters.settings import Group
+from ..plan.plan import State
 from ..plan.process_groups import Ranks, all_reduce_max_, offer_groups
 from ..plan.terms import Terms
 from ..rules.scaling import UNSCALED, GradientScaling, Scalings
+from .copies import check_copies
 from .meeting import Meeting, Statement, absent_of, raise_disputes
 
 _SERIALS = itertools.count()
@@ -58,6 +60,7 @@ class RankAgreement:
         """Forget the other ranks, so that the next meeting is a first one."""
         self._registered: dict[Ranks, Registration] = {}
         self._steps = 0
+        self._compared_copies = False
         self._read: Sequence[Meeting] = ()  # of this step
 
     def follow(self, terms: Mapping[Ranks, Terms], groups: Iterable[dist.ProcessGroup]) -> None:
@@ -82,6 +85,29 @@ class RankAgreement:
         self._read = [meeting for meeting in meetings if meeting.is_known]
         shared = {ranks: scaling._replace(found_inf=overflow) for ranks, overflow in overflows.items()}
         return Scalings({None: scaling, **shared})
+
+    def compare_copies(self, terms: Mapping[Ranks, Terms], groups: Sequence[Group], state: State) -> None:
+        """Raise RuntimeError, once ranks have met for a first step, if their copies of parameters or state differ.
+
+        One rank alone may have loaded a state, or made other weights. Later steps compare nothing.
+        """
+        if self._compared_copies:
+            return
+        read_all(terms)  # a rank that is in another step would not compare copies
+        errors: list[Exception] = []
+        try:
+            check_copies(terms, groups, state)
+        except RuntimeError as error:
+            errors.append(
+                RuntimeError(
+                    f"{error}. Nothing was changed. At the first step, and at the first one after a load, all copies "
+                    "must be equal: load the same files on all ranks, or send the tensors of one rank to the others"
+                )
+            )
+        errors += _errors_elsewhere(sorted(terms.items()), bool(errors))
+        if errors:
+            raise errors[0]
+        self._compared_copies = True
 
     def end_step(self, released: bool) -> None:
         """Raise RuntimeError, which names the ranks and the difference, if it is already known that ranks disagreed.

@@ -1,0 +1,119 @@
+"""At the first step, and the first after a load, ranks compare their copies: one alone may have loaded a file."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+
+from tests.ranks.test_copies import specs_on
+from tests.ranks.test_messages import Counted
+from tests.support.backends import on_every_backend
+from tests.support.refusals import error_of
+from tests.support.sharded_models import LAYOUTS, Case, muon, part_of
+
+ADVICE = "load the same files on all ranks, or send the tensors of one rank to the others"
+CASES = {"ddp": Case(specs_on(None), shared=True), "hsdp": Case(specs_on(LAYOUTS["hsdp"]))}
+FROM_OTHERS = "has met an error about what it shares with further ranks"
+
+
+def made(kernel, case: Case):
+    params = [part_of(case, i) for i in range(len(case.specs))]
+    optimizer = muon(kernel, case, params, **({"process_group": dist.group.WORLD} if case.shared else {}))
+    return optimizer, params
+
+
+def step(optimizer, params) -> str | None:
+    for p in params:
+        p.grad = torch.ones_like(p)
+    return error_of(optimizer.step)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def other_weights(kernel, case: Case):
+    """Rank 3 has another weight at first; return the errors of two steps and whether the first moved anything."""
+    optimizer, params = made(kernel, case)
+    weight = local(params[0].detach())
+    equal = weight.clone()
+    weight.add_(float(dist.get_rank() == 3))
+    before = [local(p.detach()).clone() for p in params]
+    first = step(optimizer, params)
+    moved = not all(map(torch.equal, before, [local(p.detach()) for p in params]))
+    repeated = step(optimizer, params)
+    weight.copy_(equal)
+    return first, moved, repeated, step(optimizer, params)
+
+
+@on_every_backend()
+@pytest.mark.parametrize("name", CASES)
+def test_other_weights_on_one_rank_stop_the_first_step_until_they_are_mended(pools, name):
+    for first, moved, repeated, mended in pools(4).run(other_weights, CASES[name]):
+        assert "up.weight differs between ranks" in first and "[3]" in first and ADVICE in first
+        assert not moved and repeated == first and mended is None
+
+
+def loaded_on(kernel, case: Case, ranks: tuple[int, ...]):
+    """Load, on some ranks, what another optimizer has after a step; return the error of the next step."""
+    trained, params = made(kernel, case)
+    assert step(trained, params) is None
+    fresh = [nn.Parameter(p.detach().clone()) for p in params]
+    optimizer = muon(kernel, case, fresh, **({"process_group": dist.group.WORLD} if case.shared else {}))
+    if dist.get_rank() in ranks:
+        optimizer.load_state_dict(copy.deepcopy(trained.state_dict()))
+    return step(optimizer, fresh)
+
+
+@on_every_backend()
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("ranks", [(0,), (0, 1, 2, 3)], ids=str)
+def test_a_state_that_one_rank_alone_has_loaded_stops_the_step(pools, name, ranks):
+    for error in pools(4).run(loaded_on, CASES[name], ranks):
+        if len(ranks) == 4:
+            assert error is None
+        else:
+            assert "momentum_buffer of up.weight differs between ranks" in error and ADVICE in error
+
+
+def messages_of_steps(kernel, case: Case) -> list[list[str]]:
+    """Return the collectives of three steps, with a load before the last."""
+    optimizer, params = made(kernel, case)
+    messages = []
+    for number in range(3):
+        if number == 2:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        with Counted() as counted:
+            assert step(optimizer, params) is None
+        messages.append([name for name, *_ in counted.calls])
+    return messages
+
+
+def test_steps_in_between_compare_nothing(pools):
+    for first, second, loaded in pools(4).run(messages_of_steps, CASES["ddp"]):
+        assert second == ["all_reduce"]  # by which ranks agree about settings
+        assert len(first) == len(loaded) > 1
+
+
+def odd_pair(kernel):
+    """Vectors of ranks 0 and 1, 0 and 2, and 2 and 3; that of the last pair differs. Return the first step's error."""
+    named = []
+    for name, ranks in {"a": (0, 1), "b": (0, 2), "c": (2, 3)}.items():
+        mesh, values = DeviceMesh("cpu", list(ranks)), torch.full((8,), float(name == "c" and dist.get_rank() == 3))
+        named.append((f"{name}.bias", nn.Parameter(DTensor.from_local(values, mesh, [Replicate()], run_check=False))))
+    optimizer = kernel.Muon(named)
+    mine = [p for (_, p), ranks in zip(named, ((0, 1), (0, 2), (2, 3))) if dist.get_rank() in ranks]
+    return step(optimizer, mine)
+
+
+@pytest.mark.filterwarnings("ignore:Muon has no matrix")
+def test_an_error_reaches_ranks_whose_copies_are_equal(pools):
+    """They would wait for the others in their step."""
+    for rank, error in enumerate(pools(4).run(odd_pair)):
+        assert ("c.bias differs between ranks" if rank > 1 else FROM_OTHERS) in error
