@@ -1,5 +1,7 @@
 """Warnings point at the line of the user, whatever wraps the call."""
 
+import warnings
+
 import pytest
 import torch
 from torch.nn import Parameter
@@ -65,3 +67,40 @@ def test_measurements_that_are_not_kept_are_said_at_the_users_line(kernel, measu
     with pytest.warns(RuntimeWarning, match="in this process only") as raised:
         measurements.record_failures(key, {("cpu_products", "float32"): {"SINGLE": "wrong"}})
     assert [warning.filename for warning in raised] == [__file__]
+
+
+def steps_with_gradients(optimizer, params, number: int) -> None:
+    for _ in range(number):
+        for p in params:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+
+
+def test_parameters_that_never_had_a_gradient_are_named_once(kernel):
+    """Not before ten steps, as an expert may wait; not those that had one once, or are frozen."""
+    names = ("layers.0.up.weight", "layers.1.up.weight", "layers.2.up.weight", "layers.3.up.weight")
+    params = [Parameter(torch.ones(4, 6)) for _ in names]
+    trained, late, frozen, _ = params
+    frozen.requires_grad_(False)
+    optimizer = kernel.Muon(zip(names, params))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        steps_with_gradients(optimizer, [trained, late], 1)
+        optimizer.zero_grad()
+        steps_with_gradients(optimizer, [trained], 8)
+    with pytest.warns(UserWarning, match="no gradient in the first 10 steps") as raised:
+        steps_with_gradients(optimizer, [trained], 1)
+    (warning,) = raised
+    assert warning.filename == __file__
+    assert str(warning.message).startswith("layers.3.up.weight: no gradient in the first 10 steps")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        steps_with_gradients(optimizer, [trained], 12)
+
+
+def test_steps_without_any_gradient_warn_of_that_alone(kernel):
+    optimizer = kernel.Muon(named_parameters().items())
+    with pytest.warns(UserWarning) as raised:
+        for _ in range(12):
+            optimizer.step()
+    assert [str(warning.message)[:12] for warning in raised] == ["no parameter"]

@@ -21,7 +21,7 @@ from .kernels.formats import float32_roundoffs
 from .kernels.provenance import build_info
 from .kernels.user_warnings import warn_user
 from .learning_rate import UPDATE_RMS, Adjustment
-from .parameters.advice import NO_GRADIENT, advice, idle_is_muon, idle_keys, routed
+from .parameters.advice import advice, idle_is_muon, idle_keys, routed
 from .parameters.argument_checks import (
     check_closure,
     check_is_dict,
@@ -59,6 +59,7 @@ from .step.rank_tuning import measure_stages
 from .step.recipe import StepContext, snapshot
 from .step.state import KnownState, bring_states_, check_memory, checked_parameters, copy_loaded_
 from .step.traced import handle_of, is_traceable, traced_step
+from .step.untrained import FirstSteps
 from .step.update import scale_other_rows_, update_shared_
 from .step.warmup import compile_stages, connect_stages, warm_up
 from .step.workspace import Workspace, dependencies
@@ -211,7 +212,7 @@ class Muon(Optimizer):
     _failed_halfway = False  # whether the last step or load did
     _norms: Sequence[UpdateNorms] = ()  # of the last step
     _grad_scale: Optional[Tensor] = None  # of the last step
-    _warned_no_gradient = False  # whether it has said that no parameter has a gradient
+    _first_steps = FirstSteps()
     _uncut: Sequence[Any] = ()  # what `groups_for` could not find out
     _is_made = False  # whether the constructor has checked all groups at once
 
@@ -574,9 +575,7 @@ class Muon(Optimizer):
         gradients = self._refresh()
         check_captured_plan(self._plan)
         elsewhere = check_gradients(self._premises, gradients, self.param_groups)
-        if not self._warned_no_gradient and len(gradients.absent) == len(gradients.tensors):
-            self._warned_no_gradient = True
-            warn_user(NO_GRADIENT)
+        self._first_steps = self._first_steps.and_this(gradients, self._premises.params, self.param_groups)
         # GradScaler sets both. `found_inf` counts devices whose gradients overflow, an int if there are no gradients.
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         scaling = GradientScaling(grad_scale, found_inf.clamp(max=1) if isinstance(found_inf, Tensor) else None)

@@ -9,7 +9,7 @@ from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from torch import Tensor
 
-from .groups import named_parameters, names_of, reason_of
+from .groups import listed, named_parameters, names_of, reason_of
 from .matrices import EXPERT_KEYS, is_stack
 from .names import bare_name
 from .roles import ROLES
@@ -122,6 +122,15 @@ def idle_is_muon(params: Sequence[Any]) -> list[str]:
         "is_muon is not asked about these groups, because each says its branch, as those of groups_for do by use_muon: "
         "write groups_for(model, patterns={...}), or leave use_muon out of the groups"
     ]
+
+
+def never_had_a_gradient(names: Sequence[str], steps: int) -> str:
+    """Return a line about parameters that asked for a gradient and had none in the first `steps`."""
+    return (
+        f"{listed(names)}: no gradient in the first {steps} steps, so no step has changed them. If the model has other "
+        "parameters in their place, as after fully_shard of some of its blocks, make the optimizer after that. If "
+        "nothing uses them, say so by requires_grad_(False). This warning is shown once"
+    )
 
 
 def remarks(routes: Iterable[Routed]) -> list[str]:

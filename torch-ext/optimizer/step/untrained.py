@@ -1,0 +1,44 @@
+"""Warnings about parameters that ask for gradients and get none: usually the model trains others in their place."""
+
+from __future__ import annotations
+
+from typing import AbstractSet, NamedTuple, Sequence
+
+from torch import Tensor
+
+from ..kernels.user_warnings import warn_user
+from ..parameters.advice import NO_GRADIENT, never_had_a_gradient
+from ..parameters.groups import named_parameters
+from ..parameters.settings import Group
+from .gradients import Gradients
+
+# An expert that gets no token for some steps is no mistake.
+WATCHED_STEPS = 10
+
+
+class FirstSteps(NamedTuple):
+    """What the first steps of an optimizer have seen."""
+
+    count: int = 0
+    untrained: AbstractSet[Tensor] = frozenset()  # parameters that asked for a gradient and had none in any of them
+    warned: bool = False  # of a step without any gradient
+
+    def and_this(self, gradients: Gradients, params: Sequence[Tensor], groups: Sequence[Group]) -> FirstSteps:
+        """Return this with one more step; warn of a step without gradients, and of what is untrained at the end.
+
+        Each warning is shown once. `params` are all parameters of `groups`, in their order.
+        """
+        has_none = len(gradients.absent) == len(params)
+        if has_none and not self.warned:
+            warn_user(NO_GRADIENT)
+        warned = self.warned or has_none
+        if self.count == WATCHED_STEPS:
+            return self._replace(warned=warned)
+        waiting = {params[i] for i in gradients.absent if params[i].requires_grad}
+        untrained = self.untrained & waiting if self.count else waiting
+        if self.count + 1 < WATCHED_STEPS:
+            return FirstSteps(self.count + 1, untrained, warned)
+        names = [name for group in groups for name, p in named_parameters(group) if p in untrained]
+        if names and not has_none:
+            warn_user(never_had_a_gradient(names, WATCHED_STEPS))
+        return FirstSteps(WATCHED_STEPS, warned=warned)
