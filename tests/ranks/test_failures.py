@@ -34,13 +34,14 @@ DIFFERENT = {
     "ns_steps": ({"settings": {"ns_steps": 3}}, ["layers.0.up.weight", "3", "5"]),
     "lr": ({"settings": {"lr": 0.5}}, ["layers.0.up.weight", "0.5"]),
     "weight_decay": ({"settings": {"weight_decay": 0.5}}, ["layers.0.up.weight", "0.5"]),
-    "the lr of AdamW": ({"specs": BIASED, "settings": {"adamw_lr": 0.5}}, ["layers.0.up.bias", "'lr_factor': 500.0"]),
+    "the lr of AdamW": ({"settings": {"adamw_lr": 0.5}}, ["layers.0.up.bias", "'lr_factor': 500.0"]),
     "momentum_dtype": ({"settings": {"momentum_dtype": "bfloat16"}}, ["layers.0.up.weight", "bfloat16"]),
     "a function": ({"settings": {"adjust_lr_fn": math.hypot}}, ["layers.0.up.weight", "hypot", "match_rms_adamw"]),
     "qk_clip": ({"settings": {"qk_clip": CLIP}}, ["no qk_clip", "layers.2.up.weight"]),
     "chunk_bytes": ({"settings": {"chunk_bytes": 777}}, ["777"]),
     "chunks_in_flight": ({"settings": {"chunks_in_flight": 7}}, ["7"]),
 }
+OF_DTYPE = ("the dtype", "momentum_dtype")
 SECONDS = 5.0  # that a group gives a collective where a test waits for that to end
 
 
@@ -81,12 +82,15 @@ def take_steps(case: Case, optimizer, params, steps) -> None:
 @on_every_backend()
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_disagreeing_ranks_all_say_which_rank_and_what(pools, what):
+    """And of a parameter that all have nothing but its name, its shape and what differs."""
     changes, words = DIFFERENT[what]
-    case = Case(SPECS)
+    case = Case(BIASED if what == "the lr of AdamW" else SPECS)
     for kind, text, unchanged in pools(4).run(errors_of_steps, case, case._replace(**changes)):
         assert kind == "ValueError", text  # a rank that had waited for another in vain would raise RuntimeError
         assert f"rank {ODD}" in text
         assert all(word in text for word in words), text
+        assert ("'weight_decay'" in text) == (what == "weight_decay")
+        assert ("torch.float32" in text) == (what in OF_DTYPE)
         assert unchanged
 
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 DIFFERENT = {
     "the order of ranks": ["on a mesh (2,) (ranks"],
     "the order in memory": ["in memory [0, 1, 2, 3]", "in memory [0, 2, 3, 1]"],
-    "whether it is frozen": [", frozen"],
+    "whether it is frozen": ["momentum in torch.float32", "frozen"],
 }
 
 

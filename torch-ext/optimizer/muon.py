@@ -42,6 +42,7 @@ from .plan.layout import groups_of
 from .plan.plain_parts import plain_parts
 from .plan.plan import Plan, make_plan
 from .plan.process_groups import ranks_of
+from .plan.terms import BETWEEN
 from .qk_clip.clip import QKClip
 from .rules.scaling import GradientScaling, Scalings
 from .step.batch import update_local_
@@ -306,8 +307,9 @@ class Muon(Optimizer):
         RuntimeError for work that a CUDA graph being captured would not repeat; after a step or load that failed
         halfway, until a state is loaded; at the first step, and the first after a load, if replicas on several ranks
         differ; and if ranks do not take the same step (another `lr` or gradient scale, other optimizers, gradients on
-        only some of the ranks that need them together), on a GPU at the next `step()` or `state_dict()`. Raises ValueError if ranks differ in a setting that the plan depends on. Nothing that
-        disagreeing ranks share has changed then.
+        only some of the ranks that need them together), on a GPU at the next `step()` or `state_dict()`. Raises
+        ValueError if ranks differ in a setting that the plan depends on. Nothing that disagreeing ranks share has
+        changed then.
         """
         return self._step_without_hooks(closure)
 
@@ -661,10 +663,15 @@ class Muon(Optimizer):
         bring_states_(self.param_groups, self.state, self._replica_ranks)
         clip = self._clip or "no qk_clip"
         build = build_info()
-        common_line = f"commit {build.commit}, changed {build.dirty}, of version {build.version}"
-        common_line += f", {self._exchange}, release_grads={self._release_grads}, {clip}"
-        common_line += f", float32 products rounded by {float32_roundoffs()}"
-        self._plan = make_plan(self.param_groups, self.state, self._exchange, self._replica_ranks, common_line)
+        common = (
+            "the optimizer",
+            f"commit {build.commit}, changed {build.dirty}, of version {build.version}",
+            f"{self._exchange}",
+            f"release_grads={self._release_grads}",
+            f"{clip}",
+            f"float32 products rounded by {float32_roundoffs()}",
+        )
+        self._plan = make_plan(self.param_groups, self.state, self._exchange, self._replica_ranks, BETWEEN.join(common))
         self._agreement.follow(self._plan.terms, groups_of(p for *_, p in named))
         if self._clip is not None:
             self._clip.follow([name for _, name, _ in named], [p for _, _, p in named], self._replica_ranks)

@@ -20,6 +20,9 @@ from .layout import Layout, layout_of, local_part, runs_of
 from .process_groups import Ranks, explaining_timeouts, gathered, group_of, this_rank
 from .runs import length
 
+# Between the pieces of a line, so that an error can leave out what two lines have in common.
+BETWEEN = "; "
+
 
 class RankSets(NamedTuple):
     """Sets of ranks, and parameters that all ranks of a set must treat alike. No rank is in two of the sets."""
@@ -54,7 +57,7 @@ class Terms(NamedTuple):
     def with_settings(self, groups: Sequence[Group]) -> list[str]:
         """Return all lines. Those of parameters include the settings that may change between steps."""
         pairs = zip(self.lines, self.group_positions)
-        lines = (f"{line} and {_live_settings(groups[number])}" for line, (number, _) in pairs)
+        lines = (BETWEEN.join((line, *_shown(_live_settings(groups[number])))) for line, (number, _) in pairs)
         return [self.common_line, self.failed, *lines]
 
 
@@ -92,11 +95,11 @@ def terms_of(
             layout = layout_of(name, p, replica_ranks)
             if layout is None or this_rank() not in layout.mesh:
                 continue
-            line, local = f"{_line_of(name, p, layout, group)}{_line_of_state(p, state)}", local_part(p)
+            pieces, local = [*_pieces_of(name, p, layout, group), _state_of(p, state)], local_part(p)
             is_local_shard = bool(layout.split_dims) and not group["use_muon"]
             others = shared.setdefault(layout.mesh.members, [])
             first = first_of.setdefault((layout.mesh.members, stack_groups[number]), len(others))
-            line += f", in batches with parameter {first}"
+            line = BETWEEN.join((*pieces, f"in batches with parameter {first}"))
             entry = _Shared(name, line, (number, position), local.device, layout, not local.numel(), is_local_shard)
             others.append(entry)
     none = "failed here: nothing"  # ranks that share only parameters of the fallback
@@ -172,33 +175,52 @@ def difference_of_lines(ranks: Ranks, lines: Sequence[str], device: torch.device
     with explaining_timeouts("plans", names):
         plans = [_broadcast(lines, rank, group, device) for rank in (ranks[0], odd)]
     pairs = itertools.zip_longest(*plans, fillvalue="nothing more")
-    first, other = next(pair for pair in pairs if pair[0] != pair[1])
+    first, other = _difference(*next(pair for pair in pairs if pair[0] != pair[1]))
     return f"ranks disagree about what they update: rank {ranks[0]} has {first}, rank {odd} has {other}"
 
 
-def _line_of_state(p: Tensor, state: Mapping[Tensor, Mapping[str, Tensor]]) -> str:
+def _difference(*lines: str) -> list[str]:
+    """Return each of two lines without the pieces that both have, except for the first, which names the parameter.
+
+    If they are about two parameters, the first pieces are all that is returned.
+    """
+    heads, *rest = itertools.zip_longest(*(line.split(BETWEEN) for line in lines), fillvalue="nothing more")
+    differing = [pair for pair in rest if pair[0] != pair[1]] if heads[0] == heads[1] else []
+    return [": ".join(filter(None, (head, ", ".join(pieces)))) for head, *pieces in zip(heads, *differing)]
+
+
+def _state_of(p: Tensor, state: Mapping[Tensor, Mapping[str, Tensor]]) -> str:
     """Return what ranks compare of a parameter's state: that it has none, or the dtype that momentum was loaded in."""
     if p.is_meta or p in state:
-        return f", momentum in {state[p][BUFFER].dtype}" if BUFFER in state.get(p, ()) else ""
-    return ", frozen"
+        return f"momentum in {state[p][BUFFER].dtype}" if BUFFER in state.get(p, ()) else "trained"
+    return "frozen"
 
 
-def _line_of(name: str, p: Tensor, layout: Layout, group: Group) -> str:
-    """Return one line with everything that the plan of a parameter depends on."""
+def _pieces_of(name: str, p: Tensor, layout: Layout, group: Group) -> list[str]:
+    """Return everything that the plan of a parameter depends on, as pieces of a line."""
     settings = {key: group[key] for key in COMPARED_ONCE}
     if callable(group["adjust_lr_fn"]):  # the text of a function may have its address, so what it returns is compared
-        settings["adjust_lr_fn"] = _line_of_function(name, p, group)
+        settings["adjust_lr_fn"] = _function_of(name, p, group)
     order = sorted(range(p.ndim), key=p.stride, reverse=True)
     columns = view_in_group(name, p, group).col_axes if group["use_muon"] else ()
     if group["use_muon"] and group["ns_dtype"] is None:  # each rank chooses by what its processor multiplies fast
         settings["ns_dtype"] = f"None, here {default_work_dtype(p)}"
-    return (
-        f"{name} {tuple(p.shape)} {p.dtype} on a mesh {layout.mesh.shape} (ranks {layout.mesh.digest}) split "
-        f"{layout.splits}, in memory {order}, columns {columns}, with {settings}"
-    )
+    return [
+        f"{name} {tuple(p.shape)}",
+        f"{p.dtype}",
+        f"on a mesh {layout.mesh.shape} (ranks {layout.mesh.digest})",
+        f"split {layout.splits}",
+        f"in memory {order}",
+        f"columns {columns}",
+        *_shown(settings),
+    ]
 
 
-def _line_of_function(name: str, p: Tensor, group: Group) -> str:
+def _shown(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{key!r}: {value!r}" for key, value in settings.items()]
+
+
+def _function_of(name: str, p: Tensor, group: Group) -> str:
     """Return the name of the function that gives multipliers, and those that it gives for a parameter of Muon's."""
     function = group["adjust_lr_fn"]
     shown = getattr(function, "__qualname__", type(function).__qualname__)
