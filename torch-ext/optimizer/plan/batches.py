@@ -138,25 +138,22 @@ def plan_batches(matrices: Iterable[Matrix], chunk_bytes: Optional[int] = None) 
     return tuple(batches)
 
 
-def chains(
-    members: Iterable[Member], batch_of: Callable[[Member], Batch], most_bytes: Optional[int] = None
-) -> tuple[tuple[Member, ...], ...]:
-    """Return members, each with a batch, in chains, which are packed at one time and share their m x m products.
+def chains(batches: Iterable[Batch], most_bytes: Optional[int] = None) -> tuple[Chain, ...]:
+    """Return batches in chains, which are packed at one time and share their m x m products.
 
     A chain packs at most `most_bytes` (None: BATCH_BYTES), or is one batch. On a GPU, batches of the Gram iteration
     share a chain if their matrices have one short side: 12 matrices of 768 x 2304 and 24 of 768 x 3072 multiply as 36
     of 768 x 768 in between. Offloaded momentum comes to the device batch by batch, so those are chains of one.
     """
-    result: list[list[Member]] = []
-    for sharing in grouped(members, lambda member: batch_of(member).shared_products_key):
+    result: list[list[Batch]] = []
+    for sharing in grouped(batches, lambda batch: batch.shared_products_key):
         room = 0
-        for member in sharing:
-            size = batch_of(member).packed_bytes
-            if size > room:
+        for batch in sharing:
+            if batch.packed_bytes > room:
                 result.append([])
                 room = most_bytes or BATCH_BYTES
-            result[-1].append(member)
-            room -= size
+            result[-1].append(batch)
+            room -= batch.packed_bytes
     return tuple(map(tuple, result))
 
 

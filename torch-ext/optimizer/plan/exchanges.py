@@ -237,7 +237,7 @@ def _chunk(messages: Messages, rank: int, chunk_bytes: Optional[int]) -> Chunk:
     teams = [team_of(each.matrix, each.workers) for each in shared]
     return Chunk(
         messages,
-        chains(map(owned, plan_batches(alone, chunk_bytes)), lambda each: each.batch, chunk_bytes),
+        tuple(tuple(map(owned, chain)) for chain in chains(plan_batches(alone, chunk_bytes), chunk_bytes)),
         tuple((team, owned(team.batch) if team.owner == rank else None) for team in teams),
         listed(names_of_parameters(each.matrix for each in messages.assignments)),
     )

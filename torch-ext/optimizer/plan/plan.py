@@ -85,7 +85,7 @@ class Plan:
 
     def local_chains(self) -> tuple[Chain, ...]:
         """Return the chains of batches on which this process works alone."""
-        return chains(self.batches, lambda batch: batch)
+        return chains(self.batches)
 
     def chains(self) -> list[Chain]:
         """Return all chains of batches that this process orthogonalizes."""

@@ -12,7 +12,7 @@ from ..kernels.formats import HALF_DTYPES
 from ..parameters.offload import HostChunks
 from ..parameters.settings import Group
 from ..parameters.state import BUFFER, SCALE
-from ..plan.batches import Batch, chains, grouped
+from ..plan.batches import Batch, grouped
 from ..plan.exchanges import Chunk
 from ..plan.gram_sums import SummedBatch
 from ..plan.layout import has_shards, local_part
@@ -93,9 +93,8 @@ class Workspace:
         first = 0
         for source in self.parameters:
             first = self._add(source, sources[source], groups, first)
-        offloaded = [batch.first.parameter.offloaded for batch in plan.batches]
-        batches = _with_host(list(map(self._local_batch, plan.batches)), offloaded, state)
-        self.chains = chains(batches, lambda work: work.batch)
+        works = dict(zip(plan.batches, _with_host(list(map(self._local_batch, plan.batches)), state)))
+        self.chains = [[works[batch] for batch in chain] for chain in plan.local_chains()]
         self.exchanges = [(each.ranks, [self._local_chunk(chunk) for chunk in each.chunks]) for each in plan.exchanges]
         self.sums = [(batches[0].ranks, list(map(self._local_batch, batches))) for batches in plan.sums]
         self.fallback = [
@@ -178,10 +177,11 @@ def dependencies(groups: Sequence[Group], state: State) -> list[Any]:
     return [*addresses, *(group["stochastic_rounding"] for group in groups)]
 
 
-def _with_host(works: list[LocalBatch], offloaded: Sequence[bool], state: State) -> list[LocalBatch]:
-    """Return `works`; each one that is `offloaded` has a chunk of host memory, which its device fetches in turn."""
-    devices = [work.batch.first.parameter.device for work in works]
-    for positions in grouped(itertools.compress(range(len(works)), offloaded), devices.__getitem__):
+def _with_host(works: list[LocalBatch], state: State) -> list[LocalBatch]:
+    """Return `works`; each one with offloaded momentum has a chunk of host memory, which its device fetches in turn."""
+    devices = [work.batch.device for work in works]
+    offloaded = [i for i, work in enumerate(works) if work.batch.first.parameter.offloaded]
+    for positions in grouped(offloaded, devices.__getitem__):
         parts = [works[i].parts for i in positions]
         sources = {part.source for of_batch in parts for part in of_batch}
         cut = [
