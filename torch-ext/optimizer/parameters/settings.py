@@ -53,7 +53,7 @@ _ROUNDING = 1e-9
 
 
 class Role(Enum):
-    """What a setting affects; `COMPARED_ONCE` and `COMPARED_AT_EVERY_STEP` list the ones that ranks compare."""
+    """What a setting affects; ranks compare those in `PLANNED` and in `COMPARED_AT_EVERY_STEP`."""
 
     MATRICES = "which matrices there are: a change remakes the plan"
     METHOD = "how matrices are updated: a change remakes the plan, and the matrices of a batch share the value"
@@ -165,5 +165,6 @@ def keys_of(*roles: Role) -> tuple[str, ...]:
 
 # Matrices of groups that agree in these may share a batch.
 STACKED = keys_of(Role.METHOD, Role.RECIPE)
-PLANNED = COMPARED_ONCE = keys_of(Role.MATRICES, Role.METHOD, Role.STATE)
+# What a plan depends on: a change remakes it, and ranks compare these once for each plan.
+PLANNED = keys_of(Role.MATRICES, Role.METHOD, Role.STATE)
 COMPARED_AT_EVERY_STEP = keys_of(Role.RECIPE, Role.LIVE)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..iteration import default_work_dtype
 from ..parameters.groups import named_parameters
 from ..parameters.matrices import view_in_group
-from ..parameters.settings import COMPARED_AT_EVERY_STEP, COMPARED_ONCE, Group, multiplier_in_group
+from ..parameters.settings import COMPARED_AT_EVERY_STEP, PLANNED, Group, multiplier_in_group
 from ..parameters.state import BUFFER
 from .layout import Layout, layout_of, local_part, runs_of
 from .process_groups import Ranks, explaining_timeouts, gathered, group_of, this_rank
@@ -198,7 +198,7 @@ def _state_of(p: Tensor, state: Mapping[Tensor, Mapping[str, Tensor]]) -> str:
 
 def _pieces_of(name: str, p: Tensor, layout: Layout, group: Group) -> list[str]:
     """Return everything that the plan of a parameter depends on, as pieces of a line."""
-    settings = {key: group[key] for key in COMPARED_ONCE}
+    settings = {key: group[key] for key in PLANNED}
     if callable(group["adjust_lr_fn"]):  # the text of a function may have its address, so what it returns is compared
         settings["adjust_lr_fn"] = _function_of(name, p, group)
     order = sorted(range(p.ndim), key=p.stride, reverse=True)
