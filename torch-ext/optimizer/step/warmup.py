@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
-from typing import Callable, Hashable, Iterator, NamedTuple, Sequence
+from typing import Callable, Iterator, NamedTuple, Sequence
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ..iteration import Iteration
 from ..kernels.autocast import without_autocast
 from ..parameters.settings import Group
-from ..plan.batches import Batch, Chain
+from ..plan.batches import Chain
 from ..plan.exchanges import Exchange
 from ..plan.matrix import Matrix
 from ..plan.plan import Plan
@@ -24,6 +24,7 @@ from ..plan.process_groups import Ranks, all_reduce_sum_, explaining_timeouts, g
 from ..polar.factors import factor_of_parts
 from ..tuning.progress import Progress
 from ..tuning.tune import Stage
+from .graphs import BatchToPack, kinds_of
 from .pipeline import advance
 from .polar_update import Packed, packed_memory, polar_updates
 
@@ -100,16 +101,13 @@ def _exchange_a_byte(exchange: Exchange) -> None:
 
 
 def _kernels(plan: Plan, groups: Sequence[Group]) -> Iterator[tuple[str, Callable[[], None]]]:
-    chains = {tuple(map(_kind, chain)): chain for chain in plan.chains()}
+    # Chains that differ only in eps, or in how many matrices they have, are compiled once.
+    chains = {kinds_of(BatchToPack(batch, 1, 0.0) for batch in chain): chain for chain in plan.chains()}
     for chain in chains.values():
         what = " with ".join(f"{len(b.matrices)} x {b.first.rows} x {b.first.cols} {b.iteration}" for b in chain)
         yield what, partial(_orthogonalize_zeros, chain, groups)
     for columns in dict.fromkeys(_columns(plan, groups)):
         yield str(columns), partial(_orthogonalize_zero_columns, columns)
-
-
-def _kind(batch: Batch) -> Hashable:
-    return batch.packed_shape, batch.transposed, batch.packed_dtype, batch.iteration, batch.equalization, batch.device
 
 
 def _orthogonalize_zeros(chain: Chain, groups: Sequence[Group]) -> None:
