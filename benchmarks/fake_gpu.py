@@ -236,7 +236,7 @@ def _replayed(kernel: ModuleType):
     def packed(self, counts: Sequence[tuple]):
         members = []
         for batch, count, eps in counts:
-            directions = update.packed_memory(batch, count, batch.device)
+            directions = update.packed_memory(batch, count)
             members.append(graphs.Packed(batch, eps, directions, update.norms_memory(batch, directions)))
 
         def replay() -> list[Tensor]:

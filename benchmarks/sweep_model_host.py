@@ -104,7 +104,7 @@ def replayed(kernel: ModuleType, launch: Callable[[], object]):
         if key not in kept:
             members, updates = [], []
             for batch, count, eps in chain:
-                directions = update.packed_memory(batch, count, batch.device)
+                directions = update.packed_memory(batch, count)
                 members.append(graphs.Packed(batch, eps, directions, update.norms_memory(batch, directions)))
                 updates.append(update.as_parameter(batch, directions.half()))
             kept[key] = graphs.PackedChain(members, lambda: (launch(), updates)[1])

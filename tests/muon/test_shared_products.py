@@ -121,7 +121,7 @@ def test_a_chain_takes_no_more_memory_than_is_planned(kernel, sharing, method, d
         chain = max(plan_of(optimizer).chains(), key=len)
         members = []
         for batch in chain:
-            directions = update.packed_memory(batch, len(batch.matrices), batch.device).fill_(1.0)
+            directions = update.packed_memory(batch, len(batch.matrices)).fill_(1.0)
             members.append(update.Packed(batch, 1e-7, directions, None))
         with Allocations() as held:
             update.polar_updates(members)

@@ -84,7 +84,7 @@ class UpdateGraphs:
         if batch.device.type == "cpu":
             directions, *memory = self._host.views(batch, count)
         else:  # torch keeps the memory of such devices for the next batch
-            directions = packed_memory(batch, count, batch.device)
+            directions = packed_memory(batch, count)
             memory = (_factors_like(directions, batch),)
         return Packed(batch, eps, directions, norms_memory(batch, directions), *memory)
 

@@ -49,9 +49,9 @@ class PackedChain(NamedTuple):
     update: Callable[[], Sequence[Tensor]]
 
 
-def packed_memory(batch: Batch, count: int, device: torch.device) -> Tensor:
+def packed_memory(batch: Batch, count: int) -> Tensor:
     """Return memory for `count` of a batch's matrices, as they are packed."""
-    return torch.empty(count, *batch.packed_shape, dtype=batch.packed_dtype, device=device)
+    return torch.empty(count, *batch.packed_shape, dtype=batch.packed_dtype, device=batch.device)
 
 
 def norms_memory(batch: Batch, packed: Tensor) -> Optional[Tensor]:

@@ -136,7 +136,7 @@ def _orthogonalized(work: LocalChunk, received: Tensor, context: StepContext) ->
         norms.append(_finish_owned_(owned, updates, active, received, returned, context))
 
     for team, owned in work.teams:
-        packed = None if owned is None else packed_memory(owned.batch, 1, received.device)
+        packed = None if owned is None else packed_memory(owned.batch, 1)
         if packed is not None:
             _assemble_(owned, received, packed)
             packed = equalized(owned.batch, packed, eps)

@@ -113,7 +113,7 @@ def _kernels(plan: Plan, groups: Sequence[Group]) -> Iterator[tuple[str, Callabl
 def _orthogonalize_zeros(chain: Chain, groups: Sequence[Group]) -> None:
     members = []
     for batch in chain:
-        zeros = packed_memory(batch, len(batch.matrices), batch.device).zero_()
+        zeros = packed_memory(batch, len(batch.matrices)).zero_()
         members.append(Packed(batch, groups[batch.first.parameter.group]["eps"], zeros, None))
     with without_autocast(chain[0].device.type):
         polar_updates(members)
