@@ -19,7 +19,7 @@ from ..parameters.argument_checks import params_as_list
 from ..parameters.groups import named_parameters, reason_of
 from ..parameters.matrices import EXPERT_KEYS, is_stack, view_in_group
 from ..parameters.routing import IsMuon, check_is_muon, decide, unique_parameters
-from ..parameters.settings import OF_GROUPS, SETTINGS, Group, multiplier_in_group
+from ..parameters.settings import OF_GROUPS, SETTINGS, Group, keeps_norm, multiplier_in_group
 from ..parameters.state import has_remainder, state_tensors
 from ..plan.batches import bytes_of_chain
 from ..plan.gram_sums import sums_described
@@ -206,7 +206,7 @@ def _in_group(row: Route, p: Tensor, group: Group, frozen: bool) -> Route:
     return row._replace(
         kernel=kernel,
         lr=effective_lr(group),
-        weight_decay=None if _keeps_norm(group) else plain_number(group["weight_decay"]),
+        weight_decay=None if keeps_norm(group) else plain_number(group["weight_decay"]),
         state_bytes=sum(math.prod(kind.shape or ()) * kind.dtype.itemsize for kind in tensors.values()),
         flops=None if frozen else row.flops,
     )
@@ -221,11 +221,7 @@ def route_in_group(name: str, p: Tensor, reason: str, settings: Group) -> Route:
     return Route(name, tuple(p.shape), "muon", reason, len(view.shapes), tuple(multipliers))
 
 
-def _keeps_norm(group: Group) -> bool:
-    return group["use_muon"] and group["experimental_hyperball"]
-
-
 def _decay_of(group: Group) -> str:
-    if _keeps_norm(group):
+    if keeps_norm(group):
         return ", norm kept without decay (Hyperball, experimental)"
     return "" if group["decay_mode"] == "decoupled" else f", {group['decay_mode']} decay"

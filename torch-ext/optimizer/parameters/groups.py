@@ -16,7 +16,7 @@ from .rates import fallback_rate, first_decay_lr
 from .routing import IsMuon, decide, unique_parameters
 from .sequences import is_sequence
 from .setting_values import flag
-from .settings import Group, plain_settings
+from .settings import Group, keeps_norm, plain_settings
 from .state import STATE_FORMAT, check_loaded
 from .synonyms import as_adamws, check_implementations, pop_branch_, pop_implementations_
 
@@ -112,7 +112,7 @@ def other_meanings(group: Group) -> dict[str, str]:
     meanings = {}
     if group["decay_mode"] == "independent":
         meanings["weight_decay"] = "a parameter loses that share of itself in each step"
-    if group["use_muon"] and group["experimental_hyperball"]:
+    if keeps_norm(group):
         meanings["lr"] = meanings["initial_lr"] = "it is relative to the norm of a matrix"
     return meanings
 

@@ -103,6 +103,11 @@ def plain_settings(settings: Group, is_made: bool = False) -> dict[str, Any]:
     return plain
 
 
+def keeps_norm(group: Group) -> bool:
+    """Whether a step keeps the norms of the matrices of a group, which then do not decay (`rules/hyperball.py`)."""
+    return group["use_muon"] and group["experimental_hyperball"]
+
+
 def multiplier_in_group(group: Group, rows: int, cols: int, scale: float) -> float:
     """Return the factor of `lr` for a rows x cols matrix with the settings of its group and the `scale` of its view.
 

@@ -21,7 +21,7 @@ from ..parameters.groups import named_parameters
 from ..parameters.matrices import moments_in_group, view_in_group
 from ..parameters.names import bare_name
 from ..parameters.rates import live_tensors
-from ..parameters.settings import PLANNED, STACKED, Group
+from ..parameters.settings import PLANNED, STACKED, Group, keeps_norm
 from ..parameters.state import BUFFER
 from ..rules.equalization import Equalization
 from ..schedules import resolve_schedule
@@ -211,7 +211,7 @@ def _parameters(groups: Groups, state: State, replica_ranks: Optional[Ranks]) ->
                 work_dtype=_work_dtype(group) or default_work_dtype(p),
                 equalization=Equalization(group["equalize"], group["renormalize"]),
                 moments_view=moments_in_group(name, p, group),
-                keeps_norm=group["experimental_hyperball"],
+                keeps_norm=keeps_norm(group),
                 offloaded=group["offload"],
             )
             yield parameter, not p.is_meta and p not in state

@@ -18,7 +18,7 @@ from ..parameters.matrices import view_in_group
 from ..parameters.momentum_blocks import block_axes
 from ..parameters.rates import check_live_tensors
 from ..parameters.saved_values import check_tensors
-from ..parameters.settings import Group
+from ..parameters.settings import Group, keeps_norm
 from ..parameters.state import BUFFER, KEYS, SCALE, StateTensor, check_shapes, ensure_state_, placed, state_tensors
 from ..plan.layout import layout_of, lies_beside, local_part, memory_beside
 from ..plan.plan import State
@@ -190,9 +190,9 @@ def _check_state(
 
     It does not fit with other shapes or placements, with 8-bit codes without scales, or if shards cut their blocks.
     """
-    wanted, keeps_norms = state_tensors(name, p, group), group["use_muon"] and group["experimental_hyperball"]
-    layout = layout_of(name, p, replica_ranks) if keeps_norms or SCALE in wanted else None
-    if keeps_norms:
+    wanted = state_tensors(name, p, group)
+    layout = layout_of(name, p, replica_ranks) if keeps_norm(group) or SCALE in wanted else None
+    if keeps_norm(group):
         check_norm(name, p, layout is not None)
     if SCALE in wanted and layout is not None:
         check_blocks(name, view_in_group(name, p, group), layout)
