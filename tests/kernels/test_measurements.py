@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.inside import plan_of
 from tests.support.rank_pool import load_kernel
 
 CPU = torch.device("cpu")
@@ -219,7 +220,7 @@ def test_a_plan_is_made_anew_when_choices_change(kernel, measurements, file, key
         measurements.keep(key, table(file, entry(24, 40, name)))
         p.grad = torch.ones_like(p)
         optimizer.step()
-        kernels.append(optimizer._plan.batches[0].iteration.products.name)
+        kernels.append(plan_of(optimizer).batches[0].iteration.products.name)
     tables = kernel.kernels.products.cpu_tables(torch.bfloat16)
     assert kernels == [tables[name].name for name in ("NATIVE", "SINGLE", "NATIVE")]
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from tests.support.graphs_of_updates import SETTINGS, parameters, steps
+from tests.support.inside import plan_of
 
 
 @pytest.mark.parametrize("key, value", [("ns_steps", 7), ("eps", 1e-3)])
 def test_graphs_that_fit_no_step_any_more_are_dropped_with_a_warning(kernel, simulated, key, value):
     optimizer = kernel.Muon(parameters(), **SETTINGS)
     optimizer.warmup(lambda *_: None)
-    count = len(optimizer._plan.batches)
+    count = len(plan_of(optimizer).batches)
     for group in optimizer.param_groups:
         group[key] = value
     with pytest.warns(RuntimeWarning, match=r"no longer fit what steps do.*until you call warmup\(\) again") as warned:

@@ -24,6 +24,7 @@ from benchmarks.fake_gpu import (
     fake_optimizer,
 )
 from benchmarks.shapes import MODELS, TINY_MODEL, Parameter, gpt2
+from tests.support.inside import plan_of
 
 # The optimizer compares the addresses of offloaded momentum, which are all 0 here; torch warns of that.
 ADDRESSES = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
@@ -124,7 +125,7 @@ def test_the_symmetric_kernel_adds_matrices_and_diagonals_itself(kernel, method,
         with fake_gpu(kernel, way):
             optimizer = fake_optimizer(kernel, TINY_MODEL, ns_method=method)
             added[way] = counted_step(optimizer).kernels[addition]
-    assert added == {"torch": 5 * len(optimizer._plan.chains()), "symmetric": 0}
+    assert added == {"torch": 5 * len(plan_of(optimizer).chains()), "symmetric": 0}
 
 
 @pytest.mark.parametrize("beta, copies", [(0.5, 1), (0.0, 0)])
@@ -160,7 +161,7 @@ def test_large_matrices_come_in_batches_that_fill_their_waves(kernel):
 def test_batches_with_one_short_side_share_a_chain_if_they_fit(kernel, model, count):
     """GPT-2's three long shapes do. One batch of a larger model takes most of the memory for a chain."""
     with fake_gpu(kernel, "compiled"):
-        chains = fake_optimizer(kernel, MODELS[model])._plan.chains()
+        chains = plan_of(fake_optimizer(kernel, MODELS[model])).chains()
     longest = max(chains, key=len)
     assert len(longest) == count and len({min(batch.packed_shape) for batch in longest}) == 1
     assert all(batch.iteration.method == "gram" for batch in longest) or count == 1
@@ -191,7 +192,7 @@ def test_small_matrices_come_in_even_pieces(kernel, side):
     with fake_gpu(kernel, "symmetric"):
         optimizer = fake_optimizer(kernel, model)
         pieces = {product.batch for product in counted_step(optimizer).products}
-    assert len(optimizer._plan.batches) == 1 and pieces == {(together + 1) // 2, together + 1 - (together + 1) // 2}
+    assert len(plan_of(optimizer).batches) == 1 and pieces == {(together + 1) // 2, together + 1 - (together + 1) // 2}
 
 
 def test_float32_products_of_a_method_are_noted(kernel):
@@ -232,7 +233,7 @@ def test_launches_follow_batches_and_not_matrices(kernel):
             with fake_gpu(kernel, way):
                 optimizer = fake_optimizer(kernel, gpt2(layers=layers, hidden=256, vocabulary=64, context=8))
                 counts[way, layers] = sum(counted_step(optimizer).kernels.values())
-                batches, chains = len(optimizer._plan.batches), len(optimizer._plan.chains())
+                batches, chains = len(plan_of(optimizer).batches), len(plan_of(optimizer).chains())
     assert all(counts[way, 2] == counts[way, 12] for way in WAYS)
     # Momentum and descent of each batch, and norms for both; a graph for each chain; AdamW with its count of steps.
     assert (batches, chains) == (4, 2) and counts["replayed", 12] == 4 * batches + chains + 2
@@ -244,7 +245,7 @@ def test_kernels_that_take_the_roots_of_norms_are_counted(kernel, settings, pass
     with fake_gpu(kernel, "torch"):
         optimizer = fake_optimizer(kernel, TINY_MODEL, **settings)
         kernels = counted_step(optimizer).kernels
-    assert kernels["take_roots"] == passes * len(optimizer._plan.batches)
+    assert kernels["take_roots"] == passes * len(plan_of(optimizer).batches)
 
 
 @pytest.mark.parametrize("count, launches", [(MATRICES, 1), (MATRICES + 1, 2)])

@@ -19,6 +19,7 @@ from tests.support.graphs_of_updates import (
     same_bits,
     steps,
 )
+from tests.support.inside import plan_of
 
 
 def test_each_kind_of_batch_is_captured_once_and_each_batch_replayed(kernel, simulated):
@@ -29,7 +30,7 @@ def test_each_kind_of_batch_is_captured_once_and_each_batch_replayed(kernel, sim
     assert sum(what.startswith("capture") for what in said) == simulated.captures == 2
     before = simulated.replays
     steps(optimizer, 1)
-    assert simulated.replays - before == len(optimizer._plan.batches)
+    assert simulated.replays - before == len(plan_of(optimizer).batches)
 
 
 def test_a_step_that_is_captured_whole_is_eager(kernel, simulated, monkeypatch):
@@ -86,7 +87,7 @@ def test_a_second_warm_up_drops_the_graphs_of_the_first(kernel, simulated, monke
     with pytest.warns(RuntimeWarning, match="is launched eagerly") as warned:
         optimizer.warmup(lambda *_: None)
     assert {warning.filename for warning in warned} == {__file__}
-    assert f"0 of {len(optimizer._plan.batches)} batches replay a CUDA graph" in str(optimizer.explain())
+    assert f"0 of {len(plan_of(optimizer).batches)} batches replay a CUDA graph" in str(optimizer.explain())
 
 
 def test_the_graphs_after_one_that_broke_have_another_pool(kernel, simulated, monkeypatch):
@@ -152,7 +153,7 @@ def test_graphs_can_be_switched_off_and_are_explained(kernel, simulated):
     steps(off)
     assert simulated.captures == 0 and "CUDA graph" not in str(off.explain())
     on = kernel.Muon(parameters(), **SETTINGS)
-    count = len(on._plan.batches)
+    count = len(plan_of(on).batches)
     assert f"0 of {count} batches replay a CUDA graph, captured by warmup()" in on.explain().notes
     on.warmup(lambda *_: None)
     assert f"{count} of {count} batches replay a CUDA graph, captured by warmup()" in on.explain().notes

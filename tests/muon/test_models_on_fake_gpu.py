@@ -15,6 +15,7 @@ import pytest
 from benchmarks.fake_gpu import GPU, MATRICES, Work, counted_step, fake_gpu, fake_optimizer
 from benchmarks.shapes import MODELS, matrix_counts
 from benchmarks.sweep_fake_step import USUAL
+from tests.support.inside import plan_of
 
 pytest.importorskip("triton")
 
@@ -55,7 +56,7 @@ def step_of(kernel, model: str, way: str) -> tuple[Work, list[Size]]:
     with fake_gpu(kernel, way):
         optimizer = fake_optimizer(kernel, MODELS[model])
         work = counted_step(optimizer)
-    iterations = {(m.rows, m.cols): batch.iteration for batch in optimizer._plan.batches for m in batch.matrices}
+    iterations = {(m.rows, m.cols): batch.iteration for batch in plan_of(optimizer).batches for m in batch.matrices}
     assert all(len(each.windows) == (1 if each.method == "standard" else WINDOWS) for each in iterations.values())
     sizes = [
         Size(count, *sorted(shape), iterations[shape].method, max(1, limit // (shape[0] * shape[1] * FULL)))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.muon.test_narrow_device import drawn
+from tests.support.inside import plan_of
 from tests.support.narrow_device import KINDS, narrow_device
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -51,7 +52,7 @@ def test_norms_of_updates_take_one_operation_a_batch(portable_kernel, monkeypatc
             counts.append(narrow.operations)
             narrow.operations = Counter()
     taken, left_out = counts
-    assert taken - left_out == {"linalg_vector_norm": len(optimizer._plan.batches)}
+    assert taken - left_out == {"linalg_vector_norm": len(plan_of(optimizer).batches)}
 
 
 @pytest.mark.parametrize("method", ["gram", "gram_float32"])

@@ -24,6 +24,7 @@ from tests.support.graphs_of_updates import (
     same_bits,
     steps,
 )
+from tests.support.inside import plan_of
 
 BUDGET = 20
 COUNT = 4
@@ -48,7 +49,7 @@ class Pair(NamedTuple):
 
     @property
     def chains(self) -> int:
-        return len(self.replayed._plan.chains())
+        return len(plan_of(self.replayed).chains())
 
     def compare(
         self, before: Callable[[Any, int], object] = lambda optimizer, step: None, left_out: int = 0, **options: Any
@@ -80,7 +81,7 @@ def pair(kernel: ModuleType, graphs: Graphs, dtype: torch.dtype = torch.float32,
     eager = kernel.Muon(parameters(graphs.place, dtype), cuda_graphs=False, **{**SETTINGS, **settings})
     replayed = kernel.Muon(parameters(graphs.place, dtype), **{**SETTINGS, **settings})
     replayed.warmup(lambda *_: None, budget=BUDGET)
-    count = len(replayed._plan.chains())
+    count = len(plan_of(replayed).chains())
     assert f"{count} of {count} batches replay a CUDA graph, captured by warmup()" in replayed.explain().notes
     assert not any("CUDA graph" in note for note in eager.explain().notes)
     return Pair(eager, replayed, graphs)
@@ -173,7 +174,7 @@ def test_a_batch_that_misses_a_gradient_is_eager_in_that_step(kernel, graphs, se
         if step == 1:
             parameters_of(optimizer)[number].grad = None
 
-    chains = both.replayed._plan.chains()
+    chains = plan_of(both.replayed).chains()
     without = [any(m.parameter.number == number for batch in chain for m in batch.matrices) for chain in chains]
     both.compare(lose, left_out=sum(without))
     assert any(without) and not all(without)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.support.inside import plan_of
 from tests.support.small_model import matrix, named_parameters, set_gradients, take_steps
 
 
@@ -30,13 +31,13 @@ def test_changed_parameter_makes_a_new_plan(kernel, change):
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
     take_steps(optimizer, params, [0])
-    plan = optimizer._plan
+    plan = plan_of(optimizer)
     take_steps(optimizer, params, [1])
-    assert optimizer._plan is plan
+    assert plan_of(optimizer) is plan
     params["up.weight"].grad = None
     change(params["up.weight"])
     take_steps(optimizer, params, [2])
-    assert optimizer._plan is not plan
+    assert plan_of(optimizer) is not plan
 
 
 def put_another(state, key, value):
@@ -163,7 +164,7 @@ def test_matrices_of_one_batch_keep_their_rates_where_one_misses_its_gradient(ke
 
     together, alone = parameters(), parameters()
     optimizer = kernel.Muon([{"params": [(name, p)], "lr": rates[name]} for name, p in together.items()])
-    assert len(optimizer._plan.batches) == 1
+    assert len(plan_of(optimizer).batches) == 1
     set_gradients(together, 0, without=("b",))
     optimizer.step()
     for name, p in alone.items():

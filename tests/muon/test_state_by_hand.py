@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from tests.support.inside import plan_of
 from tests.support.small_model import named_parameters, same_bits, set_gradients, state_of, take_steps
 
 MATRIX, OTHER, BIAS, NORM = "up.weight", "down.weight", "up.bias", "norm.weight"
@@ -95,10 +96,10 @@ def test_parts_of_one_memory_are_a_state(kernel):
     flat = torch.cat([state["momentum_buffer"].flatten() for state in momenta])
     for state, part in zip(momenta, flat.split([state["momentum_buffer"].numel() for state in momenta])):
         state["momentum_buffer"] = part.view(state["momentum_buffer"].shape)
-    plan = optimizer._plan
+    plan = plan_of(optimizer)
     for each, theirs in ((optimizer, params), (other, others)):
         take_steps(each, theirs, [1])
-    assert same_bits(params, others) and optimizer._plan is plan
+    assert same_bits(params, others) and plan_of(optimizer) is plan
 
 
 def test_a_state_dict_may_share_memory(kernel):

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from tests.ranks.test_failures import SPECS, built, everything
 from tests.support.graphs_of_updates import counted_graphs
+from tests.support.inside import plan_of
 from tests.support.sharded_models import Case, part_of
 
 COUNT = 3
@@ -36,7 +37,7 @@ def replayed_and_eager(kernel, case: Case, lost: int | None):
                 graphs.spoil(optimizer)
                 optimizer.step()
             found.append(everything(optimizer, params))
-    return all(map(torch.equal, *found)), graphs.replays - before, len(optimizer._plan.chains())
+    return all(map(torch.equal, *found)), graphs.replays - before, len(plan_of(optimizer).chains())
 
 
 @pytest.mark.parametrize("lost", [None, 0], ids=["all gradients", "one rank lacks one"])

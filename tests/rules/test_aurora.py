@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.inside import plan_of
+
 AURORA = "experimental_aurora"
 SHAPES = [(40, 12), (12, 40), (16, 16)]
 
@@ -109,6 +111,6 @@ def test_it_is_explained_and_counted_as_two_passes(kernel):
         for row in optimizer.explain().rows
     )
     plain = kernel.Muon(params)
-    costs = [[matrix.cost for (matrix,) in each._plan.matrices] for each in (plain, optimizer)]
+    costs = [[matrix.cost for (matrix,) in plan_of(each).matrices] for each in (plain, optimizer)]
     steps = [kernel.plan.costs.owners_cost(40, 12, count) for count in (5, 10)]
     assert [costs[0][0], costs[1][0]] == steps and costs[0][1] == costs[1][1]

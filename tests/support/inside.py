@@ -26,12 +26,12 @@ def muon_settings(kernel: ModuleType, settings: Mapping[str, Any]) -> dict[str, 
 
 def plan_of(optimizer):
     """Return the plan of an optimizer's last step."""
-    return optimizer._plan
+    return optimizer._planned.plan
 
 
 def workspace_of(optimizer):
     """Return the workspace of an optimizer's last step."""
-    return optimizer._workspace
+    return optimizer._planned.workspace
 
 
 def chunks_of(optimizer) -> list:

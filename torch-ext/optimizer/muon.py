@@ -17,8 +17,6 @@ from torch.optim import Optimizer
 
 from .explain import Explanation, brief, explanation_of
 from .kernels.autocast import autocasts, without_autocast
-from .kernels.formats import float32_roundoffs
-from .kernels.provenance import build_info
 from .kernels.user_warnings import warn_user
 from .learning_rate import UPDATE_RMS, Adjustment
 from .parameters.advice import advice, idle_is_muon, idle_keys, routed
@@ -29,7 +27,6 @@ from .parameters.argument_checks import (
     params_as_list,
     with_known_arguments,
 )
-from .parameters.changed_settings import are_same, compared_settings, make_live_numbers_plain_, make_plain_
 from .parameters.checkpoints import as_saved, checked, loaded_groups, unbox_
 from .parameters.groups import named_parameters, saved_group, split_group
 from .parameters.matrices import EXPERT_KEYS
@@ -38,11 +35,9 @@ from .parameters.setting_values import flag
 from .parameters.settings import OF_GROUPS, SETTINGS, plain_settings
 from .parameters.synonyms import check_implementations
 from .plan.exchanges import ExchangeOptions
-from .plan.layout import groups_of
 from .plan.plain_parts import plain_parts
-from .plan.plan import Plan, make_plan
+from .plan.plan import Plan
 from .plan.process_groups import ranks_of
-from .plan.terms import BETWEEN
 from .qk_clip.clip import QKClip
 from .rules.scaling import GradientScaling, Scalings
 from .step.batch import update_local_
@@ -54,16 +49,15 @@ from .step.gradients import Gradients, check_gradients, redistribute_
 from .step.graphs import UpdateGraphs
 from .step.master_weights import load_master_weights, master_weights
 from .step.metrics import gradient_norms, update_metrics
-from .step.premises import Premises
+from .step.planned import Planned
 from .step.rank_agreement import RankAgreement, read_all
 from .step.rank_tuning import measure_stages
 from .step.recipe import StepContext, snapshot
-from .step.state import KnownState, bring_states_, check_memory, checked_parameters, copy_loaded_
+from .step.state import checked_parameters, copy_loaded_
 from .step.traced import handle_of, is_traceable, traced_step
 from .step.untrained import FirstSteps
 from .step.update import scale_other_rows_, update_shared_
 from .step.warmup import compile_stages, connect_stages, warm_up
-from .step.workspace import Workspace, dependencies
 from .tuning.progress import Line, Progress
 from .tuning.tune import Tuner, check_call
 
@@ -204,12 +198,6 @@ class Muon(Optimizer):
         "_agreement",
         "_failed_halfway",
     )
-    _plan = Plan()
-    _workspace: Optional[Workspace] = None
-    _premises: Optional[Premises] = None  # of the plan
-    _checked_settings: Sequence[Any] = ()
-    _workspace_for: Sequence[Any] = ()
-    _known_state: Optional[KnownState] = None  # of the plan
     _failed_halfway = False  # whether the last step or load did
     _norms: Sequence[UpdateNorms] = ()  # of the last step
     _grad_scale: Optional[Tensor] = None  # of the last step
@@ -282,6 +270,7 @@ class Muon(Optimizer):
         self._agreement = RankAgreement()
         self._cuda_graphs = flag("cuda_graphs", cuda_graphs)
         self._graphs = UpdateGraphs()
+        self._planned = self._nothing_planned()
         self._handle = handle_of(self)
         self._uncut = getattr(params, "uncut", ())
         params = params_as_list(params, least=1)
@@ -335,8 +324,7 @@ class Muon(Optimizer):
     @torch.inference_mode(False)  # As for a step.
     def _step_supports_amp_scaling(self) -> bool:
         """Whether `step` unscales gradients itself: if it is captured, or if ranks share parameters."""
-        self._refresh()
-        return bool(self._plan.terms) or any(group["capturable"] for group in self.param_groups)
+        return bool(self._current_plan().terms) or any(group["capturable"] for group in self.param_groups)
 
     def observe_qk_logits(self, layer: str | int, logits: Tensor) -> None:
         """Record the largest attention logits (..., heads) of one layer since the last good step, for QK-clip.
@@ -389,9 +377,9 @@ class Muon(Optimizer):
         whole state, and an estimate of the FLOPs of its orthogonalization. Lines below the table are about exchanges,
         and about what you should know or decide. Later steps do not change the table.
         """
-        self._refresh()
-        notes = self._graphs.described(self._plan.chains(), self.param_groups) if self._cuda_graphs else ()
-        return explanation_of(self.param_groups, self._plan, self._reasons, self.state, notes, self._uncut)
+        plan = self._current_plan()
+        notes = self._graphs.described(plan.chains(), self.param_groups) if self._cuda_graphs else ()
+        return explanation_of(self.param_groups, plan, self._reasons, self.state, notes, self._uncut)
 
     @torch.inference_mode(False)  # As for a step.
     def warmup(self, progress: Optional[Progress] = None, budget: float = 60.0) -> None:
@@ -410,16 +398,15 @@ class Muon(Optimizer):
         """
         check_call(budget, progress)
         self._graphs.drop()  # what has changed, or is measured now, decides which ones there are
-        self._refresh()
         # Ranks may differ in which kernels have failed: the stages tell all ranks about all failures.
-        terms = {ranks: shared._replace(failed="") for ranks, shared in self._plan.terms.items()}
+        terms = {ranks: shared._replace(failed="") for ranks, shared in self._current_plan().terms.items()}
         self._agreement.meet("warm-up", terms, self.param_groups)
         tuner = Tuner(budget)
         phases = (
-            lambda: connect_stages(self._plan),
-            lambda: measure_stages(self._plan, tuner),
+            lambda: connect_stages(self._planned.plan),
+            lambda: measure_stages(self._planned.plan, tuner),
             lambda: compile_stages(self._current_plan(), self.param_groups),
-            lambda: self._graphs.stages(self._plan.chains() if self._cuda_graphs else (), self.param_groups),
+            lambda: self._graphs.stages(self._planned.plan.chains() if self._cuda_graphs else (), self.param_groups),
         )
         warm_up(phases, Line("warm-up") if progress is None else progress)
 
@@ -433,9 +420,9 @@ class Muon(Optimizer):
         first step, and the first one after a load, compare replicas, too.
         """
         self._check_last_step()
-        self._refresh()
-        self._agreement.meet("check_copies", self._plan.terms, self.param_groups)
-        check_copies(self._plan.terms, self.param_groups, self.state)
+        terms = self._current_plan().terms
+        self._agreement.meet("check_copies", terms, self.param_groups)
+        check_copies(terms, self.param_groups, self.state)
 
     @torch.inference_mode(False)  # As for a step.
     @torch.no_grad()
@@ -483,7 +470,7 @@ class Muon(Optimizer):
                 warn_user(line)  # raises if the user turns warnings into errors
         except Exception:
             del self.param_groups[before:]
-            self._forget_plan()
+            self._planned.forget()
             raise
         self._reasons.update(reasons)
 
@@ -499,7 +486,7 @@ class Muon(Optimizer):
         with torch.inference_mode(False):  # As for a step. Hooks of users run in the caller's mode.
             self._check_last_step()
             self._refresh()
-            self._synchronize()
+            self._planned.synchronize()
         # It runs before hooks of users, which may return anything.
         hook = self.register_state_dict_post_hook(
             lambda _, saved: {**saved, "param_groups": list(map(saved_group, saved["param_groups"]))}, prepend=True
@@ -549,7 +536,7 @@ class Muon(Optimizer):
         self._failed_halfway = False
 
     def __getstate__(self) -> dict[str, Any]:
-        self._synchronize()
+        self._planned.synchronize()
         return {**super().__getstate__(), **{key: getattr(self, key) for key in self._kept}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -560,10 +547,12 @@ class Muon(Optimizer):
             checked_parameters(groups, state["state"], self._replica_ranks)
             state = {**state, "param_groups": groups}
         super().__setstate__(state)
-        self.__dict__.setdefault("_graphs", UpdateGraphs())  # a copy makes its own
+        if "_graphs" not in self.__dict__:  # a copy makes its own
+            self._graphs = UpdateGraphs()
+            self._planned = self._nothing_planned()
         self._is_made = True
         self._handle = handle_of(self)
-        self._forget_plan()
+        self._planned.forget()
         self._agreement.forget()
 
     def _take_step(self, closure: Optional[Callable[[], Any]]) -> Any:
@@ -575,20 +564,21 @@ class Muon(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         gradients = self._refresh()
-        check_captured_plan(self._plan)
-        elsewhere = check_gradients(self._premises, gradients, self.param_groups)
-        self._first_steps = self._first_steps.and_this(gradients, self._premises.params, self.param_groups)
+        plan, premises = self._planned.plan, self._planned.premises
+        check_captured_plan(plan)
+        elsewhere = check_gradients(premises, gradients, self.param_groups)
+        self._first_steps = self._first_steps.and_this(gradients, premises.params, self.param_groups)
         # GradScaler sets both. `found_inf` counts devices whose gradients overflow, an int if there are no gradients.
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         scaling = GradientScaling(grad_scale, found_inf.clamp(max=1) if isinstance(found_inf, Tensor) else None)
         if self._clip is not None:
             self._clip.begin_step()
-        scalings = self._agreement.begin_step(self._plan.terms, self.param_groups, scaling)
-        self._agreement.compare_copies(self._plan.terms, self.param_groups, self.state)
-        redistribute_(gradients, elsewhere, self._premises.params, scalings)
+        scalings = self._agreement.begin_step(plan.terms, self.param_groups, scaling)
+        self._agreement.compare_copies(plan.terms, self.param_groups, self.state)
+        redistribute_(gradients, elsewhere, premises.params, scalings)
         self._failed_halfway = True  # until the update is complete
         with ExitStack() as stack:
-            for device_type in filter(autocasts, self._premises.device_types):
+            for device_type in filter(autocasts, premises.device_types):
                 stack.enter_context(without_autocast(device_type))
             self._update_(gradients, scalings)
         self._failed_halfway = False
@@ -604,7 +594,7 @@ class Muon(Optimizer):
         Empties `gradients`.
         """
         row_scales = {} if self._clip is None else self._clip.take_scales(scalings)
-        context, workspace = StepContext(self.param_groups, scalings, self._graphs), self._workspace
+        context, workspace = StepContext(self.param_groups, scalings, self._graphs), self._planned.workspace
         try:
             workspace.begin_step(gradients, self.state, row_scales)
             if workspace.exchanges or workspace.sums:
@@ -620,70 +610,15 @@ class Muon(Optimizer):
             scale_other_rows_(row_scales, self.state, scaled, self._replica_ranks, scalings)
 
     def _refresh(self) -> Gradients:
-        """Bring state, plan and workspace in line with parameters and settings; each only if something changed.
+        return self._planned.refresh_(self.param_groups, self.state, self._reasons)
 
-        Wrappers and `module.to()` replace or change parameters silently, so every step checks. Returns the gradients of
-        all parameters. Raises ValueError or TypeError for settings that cannot work, before anything is changed.
-        """
-        make_live_numbers_plain_(self.param_groups)
-        changed = not are_same(compared_settings(self.param_groups), self._checked_settings)
-        if changed:
-            make_plain_(self.param_groups)
-            self._checked_settings = compared_settings(self.param_groups)
-        params = [p for group in self.param_groups for p in group["params"]]
-        gradients = Gradients(params)
-        seen = params, gradients.absent, self.param_groups
-        known = self._premises is not None and self._premises.hold(*seen)
-        if not known or not self._known_state.holds(self.state, self.param_groups):
-            premises = Premises(*seen)
-            premises.check_names(self._premises)
-            reasons = premises.reasons(self._reasons, self._premises)
-            self._make_plan()
-            self._premises, self._known_state, self._reasons = premises, KnownState(self.state), reasons
-            changed = True
-        elif self._premises.have_moved(params):  # as when weights are tied by their `.data`
-            check_memory(self.param_groups, self.state)
-            self._premises.remember_places(params)
-        if changed:
-            self._graphs.drop_unused(self._plan.chains(), self.param_groups)
-        now = dependencies(self.param_groups, self.state)
-        if self._workspace is None or now != self._workspace_for or not self._workspace.finds_states_in(self.state):
-            self._synchronize()
-            self._workspace = Workspace(self._plan, self.param_groups, self.state, self._release_grads)
-            self._workspace_for = now
-        return gradients
+    def _nothing_planned(self) -> Planned:
+        beside = self._exchange, self._replica_ranks, self._release_grads
+        return Planned(*beside, self._clip, self._agreement, self._graphs)
 
     def _current_plan(self) -> Plan:
         self._refresh()
-        return self._plan
-
-    def _make_plan(self) -> None:
-        self._forget_plan()
-        named = [(group, *pair) for group in self.param_groups for pair in named_parameters(group)]
-        bring_states_(self.param_groups, self.state, self._replica_ranks)
-        clip = self._clip or "no qk_clip"
-        build = build_info()
-        common = (
-            "the optimizer",
-            f"commit {build.commit}, changed {build.dirty}, of version {build.version}",
-            f"{self._exchange}",
-            f"release_grads={self._release_grads}",
-            f"{clip}",
-            f"float32 products rounded by {float32_roundoffs()}",
-        )
-        self._plan = make_plan(self.param_groups, self.state, self._exchange, self._replica_ranks, BETWEEN.join(common))
-        self._agreement.follow(self._plan.terms, groups_of(p for *_, p in named))
-        if self._clip is not None:
-            self._clip.follow([name for _, name, _ in named], [p for _, _, p in named], self._replica_ranks)
-            self._clip.check_rows({name for group, name, _ in named if group["transposed"]})
-
-    def _forget_plan(self) -> None:
-        self._synchronize()
-        self._premises, self._plan, self._workspace = None, Plan(), None
-
-    def _synchronize(self) -> None:
-        if self._workspace is not None:
-            self._workspace.synchronize()
+        return self._planned.plan
 
     def _check_last_step(self) -> None:
         """Raise RuntimeError if the last step or load failed halfway, or, once, if ranks did not take the same step."""
@@ -695,4 +630,4 @@ class Muon(Optimizer):
                 "needs that) or into this one (load_state_dict). A new optimizer without a state starts with zero "
                 "momentum"
             )
-        read_all(self._plan.terms)
+        read_all(self._planned.plan.terms)

@@ -1,0 +1,131 @@
+"""What the steps of an optimizer follow, plan and workspace, and what each was made for."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence
+
+from torch import Tensor
+
+from ..kernels.formats import float32_roundoffs
+from ..kernels.provenance import build_info
+from ..parameters.changed_settings import are_same, compared_settings, make_live_numbers_plain_, make_plain_
+from ..parameters.groups import named_parameters
+from ..plan.exchanges import ExchangeOptions
+from ..plan.layout import groups_of
+from ..plan.plan import Plan, make_plan
+from ..plan.process_groups import Ranks
+from ..plan.terms import BETWEEN
+from ..qk_clip.clip import QKClip
+from .gradients import Gradients
+from .graphs import UpdateGraphs
+from .premises import Premises
+from .rank_agreement import RankAgreement
+from .state import KnownState, bring_states_, check_memory
+from .workspace import Workspace, dependencies
+
+
+class Planned:
+    """The plan of an optimizer and the workspace for it, made anew when something changes that they depend on.
+
+    A new plan is also told to `clip`, to `agreement` and to `graphs`, which keep something of the last one.
+    """
+
+    def __init__(
+        self,
+        exchange: ExchangeOptions,
+        replica_ranks: Optional[Ranks],
+        release_grads: bool,
+        clip: Optional[QKClip],
+        agreement: RankAgreement,
+        graphs: UpdateGraphs,
+    ):
+        self.plan = Plan()
+        self.premises: Optional[Premises] = None  # of the plan
+        self.workspace: Optional[Workspace] = None
+        self._known_state: Optional[KnownState] = None  # of the plan
+        self._checked_settings: Sequence[Any] = ()
+        self._workspace_for: Sequence[Any] = ()
+        self._exchange, self._replica_ranks, self._release_grads = exchange, replica_ranks, release_grads
+        self._clip, self._agreement, self._graphs = clip, agreement, graphs
+
+    def refresh_(
+        self, groups: Sequence[dict[str, Any]], state: dict[Tensor, Any], reasons: dict[Tensor, str]
+    ) -> Gradients:
+        """Bring groups, state, plan and workspace in line with each other; each only if something changed.
+
+        Wrappers and `module.to()` replace or change parameters silently, so every step checks. `reasons`, for the
+        branches of parameters, go over to those that have taken their place. Returns the gradients of all parameters.
+        Raises ValueError or TypeError for settings that cannot work, before anything is changed.
+        """
+        changed = self._check_settings_(groups)
+        params = [p for group in groups for p in group["params"]]
+        gradients = Gradients(params)
+        seen = params, gradients.absent, groups
+        known = self.premises is not None and self.premises.hold(*seen)
+        if not known or not self._known_state.holds(state, groups):
+            premises = Premises(*seen)
+            premises.check_names(self.premises)
+            reasons_now = premises.reasons(reasons, self.premises)
+            self._make_plan_(groups, state)
+            self.premises, self._known_state = premises, KnownState(state)
+            reasons.clear()
+            reasons.update(reasons_now)
+            changed = True
+        elif self.premises.have_moved(params):  # as when weights are tied by their `.data`
+            check_memory(groups, state)
+            self.premises.remember_places(params)
+        if changed:
+            self._graphs.drop_unused(self.plan.chains(), groups)
+        self._bring_workspace(groups, state)
+        return gradients
+
+    def forget(self) -> None:
+        """Have no plan and no workspace until the next refresh."""
+        self.synchronize()
+        self.premises, self.plan, self.workspace = None, Plan(), None
+
+    def synchronize(self) -> None:
+        """Wait until all offloaded momentum is back in host memory."""
+        if self.workspace is not None:
+            self.workspace.synchronize()
+
+    def _check_settings_(self, groups: Sequence[dict[str, Any]]) -> bool:
+        """Make the settings of groups plain in place, and return whether any was changed that no scheduler sets."""
+        make_live_numbers_plain_(groups)
+        if are_same(compared_settings(groups), self._checked_settings):
+            return False
+        make_plain_(groups)
+        self._checked_settings = compared_settings(groups)
+        return True
+
+    def _make_plan_(self, groups: Sequence[dict[str, Any]], state: dict[Tensor, Any]) -> None:
+        """Make a plan, after bringing `state` in line with groups in place."""
+        self.forget()
+        named = [(group, *pair) for group in groups for pair in named_parameters(group)]
+        bring_states_(groups, state, self._replica_ranks)
+        self.plan = make_plan(groups, state, self._exchange, self._replica_ranks, self._common_line())
+        self._agreement.follow(self.plan.terms, groups_of(p for *_, p in named))
+        if self._clip is not None:
+            self._clip.follow([name for _, name, _ in named], [p for _, _, p in named], self._replica_ranks)
+            self._clip.check_rows({name for group, name, _ in named if group["transposed"]})
+
+    def _common_line(self) -> str:
+        """Return what ranks compare besides parameters and settings."""
+        clip, build = self._clip or "no qk_clip", build_info()
+        common = (
+            "the optimizer",
+            f"commit {build.commit}, changed {build.dirty}, of version {build.version}",
+            f"{self._exchange}",
+            f"release_grads={self._release_grads}",
+            f"{clip}",
+            f"float32 products rounded by {float32_roundoffs()}",
+        )
+        return BETWEEN.join(common)
+
+    def _bring_workspace(self, groups: Sequence[dict[str, Any]], state: dict[Tensor, Any]) -> None:
+        """Make a workspace, unless the one that is there fits."""
+        now = dependencies(groups, state)
+        if self.workspace is None or now != self._workspace_for or not self.workspace.finds_states_in(state):
+            self.synchronize()
+            self.workspace = Workspace(self.plan, groups, state, self._release_grads)
+            self._workspace_for = now
