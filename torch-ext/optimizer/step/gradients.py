@@ -49,31 +49,32 @@ def check_gradients(premises: Premises, gradients: Gradients, groups: Sequence[G
         return []
     elsewhere = []
     for number, p, shape, dtype, gradient in zip(*columns):
-        if gradient.layout != torch.strided:
-            raise ValueError(
-                f"gradients must be dense, that of {_name_in(groups, p)} is {gradient.layout}: write nn.Embedding(..., "
-                "sparse=False), or leave the parameter out and update it by torch.optim.SparseAdam"
-            )
-        if gradient.shape != shape:
-            raise ValueError(
-                f"the gradient of {_name_in(groups, p)} has shape {tuple(gradient.shape)}, needs {tuple(shape)}, its "
-                "parameter's"
-            )
-        if gradient.dtype != dtype:
-            raise ValueError(
-                f"the gradient of {_name_in(groups, p)} is in {gradient.dtype}, needs {dtype}, its parameter's: leave "
-                "p.grad_dtype as it is, or write before the step: "
-                "g, p.grad = p.grad, None; p.grad_dtype = p.dtype; p.grad = g.to(p.dtype)"
-            )
-        if sharded and not lie_alike(p, gradient):
-            if are_on_one_mesh(p, gradient) and p.placements != gradient.placements:
-                elsewhere.append(number)
-                continue
+        if gradient.layout != torch.strided or gradient.shape != shape or gradient.dtype != dtype:
+            raise ValueError(_misfit(_name_in(groups, p), gradient, shape, dtype))
+        if not sharded or lie_alike(p, gradient):
+            continue
+        if not are_on_one_mesh(p, gradient) or p.placements == gradient.placements:
             raise ValueError(
                 f"{_name_in(groups, p)} {tuple(p.shape)} is {_place(p)}, and its gradient is {_place(gradient)}; bring "
                 f"it in line before the step: {_in_line(p, gradient)}"
             )
+        elsewhere.append(number)
     return elsewhere
+
+
+def _misfit(name: str, gradient: Tensor, shape: torch.Size, dtype: torch.dtype) -> str:
+    """Return what to say of a gradient that is sparse, or not of the shape and dtype of its parameter."""
+    if gradient.layout != torch.strided:
+        return (
+            f"gradients must be dense, that of {name} is {gradient.layout}: write nn.Embedding(..., sparse=False), or "
+            "leave the parameter out and update it by torch.optim.SparseAdam"
+        )
+    if gradient.shape != shape:
+        return f"the gradient of {name} has shape {tuple(gradient.shape)}, needs {tuple(shape)}, its parameter's"
+    return (
+        f"the gradient of {name} is in {gradient.dtype}, needs {dtype}, its parameter's: leave p.grad_dtype as it is, "
+        "or write before the step: g, p.grad = p.grad, None; p.grad_dtype = p.dtype; p.grad = g.to(p.dtype)"
+    )
 
 
 def _place(x: Tensor) -> str:
