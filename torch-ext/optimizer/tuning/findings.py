@@ -82,21 +82,25 @@ def compete(
             dropped = _proven(proofs, around, lambda: clock.now() < proofs_end, wrong)
             runs = {name: contest.candidates[name].run for name in asked if name not in {**wrong, **dropped}}
             times, more = race(runs, clock, seconds(), around)
-    except BaseException as error:
-        lost = isinstance(error, LostGpuError)
-        ours = lost and error.name != contest.rival
+    except LostGpuError as error:
+        ours = error.name != contest.rival
         if ours:
             wrong[error.name] = error.why
-        if wrong:
-            keep(key, Table({}, {(task.need.kernel, task.need.dtype): wrong}))
-        if not lost:
-            raise
+        _keep_wrong(task, wrong)
         raise RuntimeError(
             f"{task.need.kernel} {error.name} made {task.device} unusable for this process: start it again"
             f"{'; it will leave this candidate out' if ours else ''} ({error.why})"
         ) from error
+    except BaseException:
+        _keep_wrong(task, wrong)
+        raise
     found = _found(task, contest, times, wrong, {**dropped, **more}, kept is None)
     return found._replace(entry=_with_earlier(found.entry, kept, times), failed_before=known)
+
+
+def _keep_wrong(task: Task, wrong: Mapping[str, str]) -> None:
+    if wrong:
+        keep(key_of(task.device), Table({}, {(task.need.kernel, task.need.dtype): dict(wrong)}))
 
 
 def _continued(contest: Contest, kept: Optional[Mapping[str, Any]], kernel: str) -> Contest:
