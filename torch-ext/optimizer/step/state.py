@@ -201,19 +201,24 @@ def _check_state(
     check_dtypes(name, p, {BUFFER: state[BUFFER].dtype} if BUFFER in state else {})
     check_shapes(state, name, p, wanted)
     for key, kind in wanted.items():
-        if kind.shape is not None and key in state and isinstance(state[key], DTensor) != isinstance(p, DTensor):
-            of_state, of_parameter = ("sharded" if isinstance(x, DTensor) else "whole" for x in (state[key], p))
-            raise ValueError(
-                f"state {key} of {name} is {of_state} and the parameter is {of_parameter}: between the two, states are "
-                "saved and loaded by torch.distributed.checkpoint, or by get_optimizer_state_dict and "
-                "set_optimizer_state_dict with StateDictOptions(full_state_dict=True)"
-            )
-        if kind.shape is not None and key in state and not lies_beside(f"state {key} of {name}", state[key], p):
-            raise ValueError(
-                f"state {key} of {name} has placements {state[key].placements} on {state[key].device_mesh}, and the "
-                f"parameter {p.placements} on {p.device_mesh}: after a parameter was resharded, redistribute its "
-                "state, too"
-            )
+        if kind.shape is not None and key in state:
+            _check_place(f"state {key} of {name}", state[key], p)
+
+
+def _check_place(name: str, value: Tensor, p: Tensor) -> None:
+    """Raise ValueError unless a state tensor of `p`, called `name`, lies on ranks as `p` does."""
+    if isinstance(value, DTensor) != isinstance(p, DTensor):
+        of_state, of_parameter = ("sharded" if isinstance(x, DTensor) else "whole" for x in (value, p))
+        raise ValueError(
+            f"{name} is {of_state} and the parameter is {of_parameter}: between the two, states are saved and loaded "
+            "by torch.distributed.checkpoint, or by get_optimizer_state_dict and set_optimizer_state_dict with "
+            "StateDictOptions(full_state_dict=True)"
+        )
+    if not lies_beside(name, value, p):
+        raise ValueError(
+            f"{name} has placements {value.placements} on {value.device_mesh}, and the parameter {p.placements} on "
+            f"{p.device_mesh}: after a parameter was resharded, redistribute its state, too"
+        )
 
 
 def _convert_momentum_(
