@@ -139,21 +139,26 @@ def _table_of(content: dict[str, Any]) -> Table:
     kernels = content["measured"].items()
     listed = [(k, d, entry) for k, dtypes in kernels for d, entries in dtypes.items() for entry in entries]
     for kernel, dtype, entry in listed:
-        field, kind = JUDGED[kernel]
-        numbers = {name: entry[name] for name in ("m", "k", *LAUNCHED[kernel])}
-        integers = all(type(number) is int for number in numbers.values())
-        switch, judged = numbers.pop("on_chip", 0), entry[field]
-        possible = type(judged) is kind and (kind is str or 0 <= judged < math.inf)
-        if not integers or min(numbers.values()) < 1 or switch not in (0, 1) or not possible:
-            raise ValueError(f"{entry} is not a measurement of {kernel}")
-        untried = entry.get("untried", [])
-        if not isinstance(untried, list) or not all(isinstance(name, str) for name in untried):
-            raise ValueError(f"{entry} does not say by name what was not tried")
+        _check_entry(kernel, entry)
         table.measured[Need(kernel, dtype, entry["m"], entry["k"])] = entry
     for kernel, dtypes in content["failed"].items():
         for dtype, candidates in dtypes.items():
             table.failed[kernel, dtype] = {str(name): str(why) for name, why in candidates.items()}
     return table
+
+
+def _check_entry(kernel: str, entry: dict[str, Any]) -> None:
+    """Raise an error unless an entry of a file is a measurement of a kernel."""
+    field, kind = JUDGED[kernel]
+    numbers = {name: entry[name] for name in ("m", "k", *LAUNCHED[kernel])}
+    integers = all(type(number) is int for number in numbers.values())
+    switch, judged = numbers.pop("on_chip", 0), entry[field]
+    possible = type(judged) is kind and (kind is str or 0 <= judged < math.inf)
+    if not integers or min(numbers.values()) < 1 or switch not in (0, 1) or not possible:
+        raise ValueError(f"{entry} is not a measurement of {kernel}")
+    untried = entry.get("untried", [])
+    if not isinstance(untried, list) or not all(isinstance(name, str) for name in untried):
+        raise ValueError(f"{entry} does not say by name what was not tried")
 
 
 def _content_of(key: Key, table: Table) -> dict[str, Any]:
