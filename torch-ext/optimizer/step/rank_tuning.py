@@ -19,7 +19,7 @@ from ..plan.matrix import Matrix
 from ..plan.plan import Plan
 from ..plan.process_groups import Ranks, gathered, this_rank, world_size
 from ..tuning.contest import Task, tasks_of
-from ..tuning.findings import Finding, is_complete
+from ..tuning.findings import Finding, is_complete, named
 from ..tuning.tune import Stage, Tuner, largest_first, stages_of, unmeasured
 
 
@@ -125,16 +125,18 @@ class TuningAgreement:
         key, need = self._key, task.need
         kinds = self._open[need]
         if not kinds:
-            return f"{need.m} x {need.k} {need.dtype} {need.kernel}: agreed on before"
+            return f"{named(task)}: agreed on before"
         measures = key.device in kinds and self._kinds[key.device] == this_rank()
         answer = self._answer(task, waiting) if measures else None
-        answers = dict(zip(self._ranks, gathered(answer, self._ranks, task.device, "measurements", self._names)))
-        for rank in (rank for rank, other in answers.items() if other is not None and other.error):
-            raise RuntimeError(f"rank {rank} could not measure {need} for ranks {self._ranks}: {answers[rank].error}")
-        for failures in (other.failed for other in answers.values() if other is not None):
-            record_failures(key, {(need.kernel, need.dtype): failures})
+        of_all = gathered(answer, self._ranks, task.device, "measurements", self._names)
+        answers = {rank: other for rank, other in zip(self._ranks, of_all) if other is not None}
+        for rank, other in answers.items():
+            if other.error:
+                raise RuntimeError(f"rank {rank} could not measure {need} for ranks {self._ranks}: {other.error}")
+        for other in answers.values():
+            record_failures(key, {(need.kernel, need.dtype): other.failed})
         if key.device not in kinds:
-            return f"{need.m} x {need.k} {need.dtype} {need.kernel}: settled by ranks with other devices"
+            return f"{named(task)}: settled by ranks with other devices"
         rank = self._kinds[key.device]
         found = answers[rank]
         if found.entry is not None:
