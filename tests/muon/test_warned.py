@@ -98,6 +98,17 @@ def test_parameters_that_never_had_a_gradient_are_named_once(kernel):
         steps_with_gradients(optimizer, [trained], 12)
 
 
+def test_a_warning_that_is_an_error_stops_one_step(kernel):
+    params = [Parameter(torch.ones(4, 6)) for _ in range(2)]
+    optimizer = kernel.Muon(zip(("layers.0.up.weight", "layers.1.up.weight"), params))
+    steps_with_gradients(optimizer, params[:1], 9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="no gradient in the first 10 steps"):
+            optimizer.step()
+        optimizer.step()
+
+
 def test_steps_without_any_gradient_warn_of_that_alone(kernel):
     optimizer = kernel.Muon(named_parameters().items())
     with pytest.warns(UserWarning) as raised:

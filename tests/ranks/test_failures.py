@@ -18,6 +18,12 @@ from tests.support.sharded_models import LAYOUTS, Case, Layout, Spec, assert_as_
 ODD = 2  # the rank that differs
 SPECS = tuple(Spec(f"layers.{i}.up.weight", (8 + 4 * i, 12), LAYOUTS["rows"]) for i in range(3))
 BIASED = (*SPECS, Spec("layers.0.up.bias", (8,), LAYOUTS["rows"]))
+
+
+def is_late(name: str, p: torch.Tensor) -> bool:
+    return not name.startswith("layers.0")
+
+
 CLIP = {"layers": [["layers.2.up.weight", "layers.0.up.weight"]], "head_dim": 4}
 # What the odd rank has, and what the message must show of it and of the others'.
 DIFFERENT = {
@@ -34,6 +40,7 @@ DIFFERENT = {
     "ns_steps": ({"settings": {"ns_steps": 3}}, ["layers.0.up.weight", "3", "5"]),
     "lr": ({"settings": {"lr": 0.5}}, ["layers.0.up.weight", "0.5"]),
     "weight_decay": ({"settings": {"weight_decay": 0.5}}, ["layers.0.up.weight", "0.5"]),
+    "the branch": ({"settings": {"is_muon": is_late}}, ["layers.0.up.weight", "True", "'use_muon': False"]),
     "the lr of AdamW": ({"settings": {"adamw_lr": 0.5}}, ["layers.0.up.bias", "'lr_factor': 500.0"]),
     "momentum_dtype": ({"settings": {"momentum_dtype": "bfloat16"}}, ["layers.0.up.weight", "bfloat16"]),
     "a function": ({"settings": {"adjust_lr_fn": math.hypot}}, ["layers.0.up.weight", "hypot", "match_rms_adamw"]),
@@ -41,7 +48,7 @@ DIFFERENT = {
     "chunk_bytes": ({"settings": {"chunk_bytes": 777}}, ["777"]),
     "chunks_in_flight": ({"settings": {"chunks_in_flight": 7}}, ["7"]),
 }
-OF_DTYPE = ("the dtype", "momentum_dtype")
+OF_DTYPE = ("the dtype", "momentum_dtype", "the branch")
 SECONDS = 5.0  # that a group gives a collective where a test waits for that to end
 
 

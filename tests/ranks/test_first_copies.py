@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from unittest import mock
 
 import pytest
 import torch
@@ -110,6 +111,74 @@ def odd_pair(kernel):
     optimizer = kernel.Muon(named)
     mine = [p for (_, p), ranks in zip(named, ((0, 1), (0, 2), (2, 3))) if dist.get_rank() in ranks]
     return step(optimizer, mine)
+
+
+class Done:
+    """An event that the host may wait for."""
+
+    def synchronize(self) -> None:
+        pass
+
+
+def as_on_a_gpu(kernel):
+    """Return a patch by which what ranks say at a meeting is known only to those that ask for it."""
+    meeting = kernel.step.meeting.Meeting
+    overflow = meeting.overflow
+
+    def later(self, scaling):
+        result = overflow(self, scaling)
+        self._copied = Done()
+        return result
+
+    return mock.patch.object(meeting, "overflow", later)
+
+
+def loaded_halfway(kernel, case: Case):
+    """Rank 0 alone loads its state between two steps; return the errors of this step and the next, and what moved."""
+    optimizer, params = made(kernel, case)
+    with as_on_a_gpu(kernel):
+        assert step(optimizer, params) is None
+        if dist.get_rank() == 0:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        before = [local(p.detach()).clone() for p in params]
+        errors = [step(optimizer, params), step(optimizer, params)]
+        return errors, not all(map(torch.equal, before, [local(p.detach()) for p in params]))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_load_of_one_rank_between_steps_is_said_where_nothing_waits_for_a_gpu(pools, name):
+    """The ranks that have compared copies before do not wait for the one that has not."""
+    for (first, second), moved in pools(4).run(loaded_halfway, CASES[name]):
+        assert first is None and "the ranks did not take the same step" in second and "step 1" in second
+        assert not moved
+
+
+def first_step_without(kernel, case: Case):
+    """Rank 3 lacks a gradient in the first step; return the errors of three steps, the last with all gradients."""
+    optimizer, params = made(kernel, case)
+    with as_on_a_gpu(kernel):
+        for p in params[dist.get_rank() == 3 :]:
+            p.grad = torch.ones_like(p)
+        errors = [error_of(optimizer.step)]
+        return [*errors, step(optimizer, params), step(optimizer, params)]
+
+
+def test_a_gradient_that_one_copy_lacks_in_the_first_step_is_said_at_the_next(pools):
+    for first, second, third in pools(4).run(first_step_without, CASES["ddp"]):
+        assert first is None and "ranks [0, 1, 2] had a gradient and ranks [3] had none" in second and third is None
+
+
+def beside_what_may_differ(kernel, case: Case):
+    """Each rank has values of its own in a frozen parameter and in an entry that wrappers keep; return the error."""
+    optimizer, params = made(kernel, case)
+    frozen = nn.Parameter(torch.full((8, 6), float(dist.get_rank())), requires_grad=False)
+    optimizer.add_param_group({"params": [("base.up.weight", frozen)]})
+    optimizer.state[params[0]]["tokens_seen"] = torch.tensor(dist.get_rank())
+    return step(optimizer, params)
+
+
+def test_what_no_step_changes_may_differ(pools):
+    assert pools(4).run(beside_what_may_differ, CASES["ddp"]) == [None] * 4
 
 
 @pytest.mark.filterwarnings("ignore:Muon has no matrix")

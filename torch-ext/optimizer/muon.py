@@ -293,12 +293,16 @@ class Muon(Optimizer):
 
         Raises ValueError or TypeError, before anything is changed, for sparse gradients and those of another dtype, for
         parameters whose shape no longer matches their state, and for changed settings that cannot work. Raises
-        RuntimeError for work that a CUDA graph being captured would not repeat; after a step or load that failed
-        halfway, until a state is loaded; at the first step, and the first after a load, if replicas on several ranks
-        differ; and if ranks do not take the same step (another `lr` or gradient scale, other optimizers, gradients on
-        only some of the ranks that need them together), on a GPU at the next `step()` or `state_dict()`. Raises
-        ValueError if ranks differ in a setting that the plan depends on. Nothing that disagreeing ranks share has
-        changed then.
+        RuntimeError for work that a CUDA graph being captured would not repeat; and after a step or load that failed
+        halfway, until a state is loaded.
+
+        Among ranks it raises ValueError if they differ in a setting that the plan depends on, and RuntimeError
+
+        - if they do not take the same step: another `lr` or gradient scale, other optimizers, gradients on only some of
+          the ranks that need them together. On a GPU the next `step()` or `state_dict()` says so.
+        - at the first step, and the first one after a load, if their replicas differ.
+
+        Nothing that disagreeing ranks share has changed then.
         """
         return self._step_without_hooks(closure)
 
@@ -567,14 +571,16 @@ class Muon(Optimizer):
         plan, premises = self._planned.plan, self._planned.premises
         check_captured_plan(plan)
         elsewhere = check_gradients(premises, gradients, self.param_groups)
-        self._first_steps = self._first_steps.and_this(gradients, premises.params, self.param_groups)
+        self._first_steps, lines = self._first_steps.and_this(gradients, premises.params, self.param_groups)
+        for line in lines:
+            warn_user(line)
         # GradScaler sets both. `found_inf` counts devices whose gradients overflow, an int if there are no gradients.
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         scaling = GradientScaling(grad_scale, found_inf.clamp(max=1) if isinstance(found_inf, Tensor) else None)
         if self._clip is not None:
             self._clip.begin_step()
         scalings = self._agreement.begin_step(plan.terms, self.param_groups, scaling)
-        self._agreement.compare_copies(plan.terms, self.param_groups, self.state)
+        self._agreement.compare_copies(self.param_groups, self.state)
         redistribute_(gradients, elsewhere, premises.params, scalings)
         self._failed_halfway = True  # until the update is complete
         with ExitStack() as stack:

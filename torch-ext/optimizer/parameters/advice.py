@@ -129,7 +129,8 @@ def never_had_a_gradient(names: Sequence[str], steps: int) -> str:
     return (
         f"{listed(names)}: no gradient in the first {steps} steps, so no step has changed them. If the model has other "
         "parameters in their place, as after fully_shard of some of its blocks, make the optimizer after that. If "
-        "nothing uses them, say so by requires_grad_(False). This warning is shown once"
+        "nothing uses them, say so by requires_grad_(False). If they get gradients later, nothing is wrong. This "
+        "warning is shown once"
     )
 
 

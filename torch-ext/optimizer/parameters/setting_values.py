@@ -129,7 +129,7 @@ def plain_count(key: str, value: Any) -> Any:
 
 
 def plain_split_rows(key: str, value: Any) -> tuple[int, ...]:
-    """Return row counts as a tuple of ints."""
+    """Return row counts as a tuple of ints; TypeError or ValueError for anything else."""
     if not is_sequence(value) or not all(isinstance(count, Integral) for count in value):
         raise TypeError(f"{key} must be whole numbers of rows, got {value!r}")
     if not value or min(value) < 1 or any(isinstance(count, bool) for count in value):

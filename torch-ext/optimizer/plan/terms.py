@@ -20,8 +20,8 @@ from .layout import Layout, layout_of, local_part, runs_of
 from .process_groups import Ranks, explaining_timeouts, gathered, group_of, this_rank
 from .runs import length
 
-# Between the pieces of a line, so that an error can leave out what two lines have in common.
-BETWEEN = "; "
+# Between the pieces of a line, so that an error can leave out what two lines have in common. No name has it.
+BETWEEN = "\x1f"
 
 
 class RankSets(NamedTuple):
@@ -174,17 +174,22 @@ def difference_of_lines(ranks: Ranks, lines: Sequence[str], device: torch.device
     group = group_of(ranks, names)
     with explaining_timeouts("plans", names):
         plans = [_broadcast(lines, rank, group, device) for rank in (ranks[0], odd)]
-    pairs = itertools.zip_longest(*plans, fillvalue="nothing more")
-    first, other = _difference(*next(pair for pair in pairs if pair[0] != pair[1]))
+    first, other = _difference(*plans)
     return f"ranks disagree about what they update: rank {ranks[0]} has {first}, rank {odd} has {other}"
 
 
-def _difference(*lines: str) -> list[str]:
-    """Return each of two lines without the pieces that both have, except for the first, which names the parameter.
+def _difference(*plans: Sequence[str]) -> list[str]:
+    """Return of each plan the first line that is another one there, without the pieces that both lines have.
 
-    If they are about two parameters, the first pieces are all that is returned.
+    The first pieces stay: they name a parameter. If these differ, as for another order, they are all that is returned;
+    unless the second plan has that parameter elsewhere, with other settings.
     """
-    heads, *rest = itertools.zip_longest(*(line.split(BETWEEN) for line in lines), fillvalue="nothing more")
+    pairs = itertools.zip_longest(*plans, fillvalue="nothing more")
+    one, other = (line.split(BETWEEN) for line in next(pair for pair in pairs if pair[0] != pair[1]))
+    elsewhere = [line.split(BETWEEN) for line in plans[1] if line.split(BETWEEN)[0] == one[0]]
+    if elsewhere and elsewhere[0] != one:
+        other = elsewhere[0]
+    heads, *rest = itertools.zip_longest(one, other, fillvalue="nothing more")
     differing = [pair for pair in rest if pair[0] != pair[1]] if heads[0] == heads[1] else []
     return [": ".join(filter(None, (head, ", ".join(pieces)))) for head, *pieces in zip(heads, *differing)]
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..parameters.groups import listed
 from ..parameters.settings import Group
+from ..parameters.state import KEYS
 from ..plan.layout import local_part
 from ..plan.plan import State
 from ..plan.process_groups import Ranks, all_reduce_sum_, gathered
@@ -30,19 +31,32 @@ def check_copies(terms: Mapping[Ranks, Terms], groups: Sequence[Group], state: S
     Each tensor of which there are copies is read once, and the host waits for that. Ranks send one number; only where
     copies differ they send a sum for each tensor, by which the error names tensors and ranks.
     """
-    disputes: list[str] = []
+    differences = differences_of_copies(terms, groups, state, with_frozen=True)
+    if differences:
+        raise RuntimeError(f"copies differ: {differences}")
+
+
+def differences_of_copies(
+    terms: Mapping[Ranks, Terms], groups: Sequence[Group], state: State, with_frozen: bool
+) -> str:
+    """Return which replicas differ, by tensors and ranks, "" if none do; without those of parameters that are frozen.
+
+    All ranks must call it, as `check_copies`.
+    """
+    sentences: list[str] = []
     for ranks, shared in sorted(terms.items()):
         if shared.copies:
-            sums = [_checksums(copies, shared, groups, state) for copies in shared.copies]
-            disputes += _different_copies(ranks, shared, sums)
-    if disputes:
-        rest = f", and {len(disputes) - 3} more" if len(disputes) > 3 else ""
-        raise RuntimeError(f"copies differ: {'; '.join(disputes[:3])}{rest}")
+            sums = [_checksums(copies, shared, groups, state, with_frozen) for copies in shared.copies]
+            sentences += _different_copies(ranks, shared, sums)
+    rest = f", and {len(sentences) - 3} more" if len(sentences) > 3 else ""
+    return f"{'; '.join(sentences[:3])}{rest}"
 
 
-def _checksums(copies: RankSets, terms: Terms, groups: Sequence[Group], state: State) -> Checksums:
+def _checksums(copies: RankSets, terms: Terms, groups: Sequence[Group], state: State, with_frozen: bool) -> Checksums:
     """Return a checksum of each tensor of which this rank has a replica."""
-    keyed = [pair for position in copies.positions for pair in _tensors(position, terms, groups, state)]
+    parameters = [(position, _parameter(position, terms, groups)) for position in copies.positions]
+    compared = [(position, p) for position, p in parameters if with_frozen or p in state]
+    keyed = [pair for position, p in compared for pair in _tensors(position, p, terms, state)]
     if not keyed:
         return {}
     sums = [_checksum(local_part(tensor)) for _, tensor in keyed]
@@ -75,13 +89,20 @@ def _integers(local: Tensor) -> Tensor:
     return (narrow if is_aligned else narrow.clone()).view(torch.int64)
 
 
-def _tensors(position: int, terms: Terms, groups: Sequence[Group], state: State) -> Iterator[tuple[Key, Tensor]]:
-    """Yield a parameter and the tensors of its state, with the position and their names: two may have one name."""
-    name, (group, index) = terms.names[position], terms.group_positions[position]
-    p = groups[group]["params"][index]
+def _parameter(position: int, terms: Terms, groups: Sequence[Group]) -> Tensor:
+    group, index = terms.group_positions[position]
+    return groups[group]["params"][index]
+
+
+def _tensors(position: int, p: Tensor, terms: Terms, state: State) -> Iterator[tuple[Key, Tensor]]:
+    """Yield a parameter and the tensors of its state, with the position and their names: two may have one name.
+
+    What else is kept in the state, as by wrappers, may differ.
+    """
+    name = terms.names[position]
     yield (position, name), p.detach()
     for key, value in state.get(p, {}).items():
-        if isinstance(value, Tensor):
+        if key in KEYS and isinstance(value, Tensor):
             yield (position, f"{key} of {name}"), value
 
 

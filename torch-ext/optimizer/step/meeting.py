@@ -32,6 +32,7 @@ class Statement(NamedTuple):
     has_met: bool  # whether it has met these ranks before with this plan
     digest: str  # of its plan
     settings: str
+    has_compared: bool  # whether its copies were compared with theirs, since it was made or loaded
     absent: tuple[frozenset[int], ...]  # for each entry of `_gradient_sets`, the parameters without a gradient
     grad_scale: Optional[float] = None  # only in statements that are gathered, because reading it may wait for a device
 
@@ -73,6 +74,12 @@ class Sums(NamedTuple):
     settings: int
     gradients: int  # codes of which parameters have one
     new: int  # ranks that have not met the others with this plan
+    uncompared: int  # ranks whose copies were not compared with those of the others
+
+    @property
+    def disagree(self) -> bool:
+        """Whether ranks do not do the same."""
+        return any((self.scales, self.actions, self.settings, self.gradients))
 
 
 class Meeting:
@@ -82,7 +89,7 @@ class Meeting:
     """
 
     def __init__(self, ranks: Ranks, terms: Terms, statement: Statement):
-        self._ranks, self._terms, self._statement = ranks, terms, statement
+        self.ranks, self.terms, self._statement = ranks, terms, statement
         self._names = listed(terms.names)
         self._grad_scale: Optional[Tensor] = None
         self._sums: Optional[Tensor] = None
@@ -93,19 +100,20 @@ class Meeting:
 
         `scaling` is what GradScaler says on this rank. All ranks must call it.
         """
-        here = Sums(0, 0, *self._statement.codes(self._terms), int(not self._statement.has_met))
-        values = torch.tensor(here, dtype=torch.int64, device="cpu").to(self._terms.device, non_blocking=True)
+        said = self._statement
+        here = Sums(0, 0, *said.codes(self.terms), int(not said.has_met), int(not said.has_compared))
+        values = torch.tensor(here, dtype=torch.int64, device="cpu").to(self.terms.device, non_blocking=True)
         if scaling.found_inf is not None:
             values[:1].copy_(scaling.found_inf.reshape(1) != 0)
         if scaling.grad_scale is not None:
             self._grad_scale = scaling.grad_scale.reshape(1).to(values.device, torch.float32, copy=True)
-            values[1:2].copy_(_codes_of_scales(self._grad_scale)).mul_(self._terms.weight)
-        all_reduce_sum_(values, self._ranks, self._statement.act, self._names)
+            values[1:2].copy_(_codes_of_scales(self._grad_scale)).mul_(self.terms.weight)
+        all_reduce_sum_(values, self.ranks, self._statement.act, self._names)
         self._sums = values.to("cpu", non_blocking=True)
         if values.device.type != "cpu":
             self._copied = torch.Event(values.device)
             self._copied.record(torch.accelerator.current_stream(values.device))  # another GPU may be the current one
-        return (values[:-1] != 0).any().reshape(1).to(torch.float32)  # all but `new`
+        return (values[:-2] != 0).any().reshape(1).to(torch.float32)  # all but `new` and `uncompared`
 
     @property
     def is_known(self) -> bool:
@@ -124,14 +132,14 @@ class Meeting:
         have_met = {statement.has_met for statement in statements.values()}
         plans = {(statement.digest, statement.settings) for statement in statements.values()}
         if have_met != {True} and len(plans) > 1:
-            lines = self._terms.with_settings(groups)
-            return ValueError(difference_of_lines(self._ranks, lines, self._terms.device, self._names))
+            lines = self.terms.with_settings(groups)
+            return ValueError(difference_of_lines(self.ranks, lines, self.terms.device, self._names))
         return RuntimeError(self._in_words(statements))
 
     def dispute(self) -> Optional[str]:
         """Return a text on what ranks disagree about, None if they agree; all must call it, and the host waits."""
         sums = self._result()
-        if not (sums.actions or sums.settings or sums.gradients or sums.scales):
+        if not sums.disagree:
             return None
         statements = self._statements()
         if sums.actions:
@@ -149,11 +157,16 @@ class Meeting:
                 f"ranks had different gradient scales for {self._names}: rank {first} had {one}, rank {odd} had "
                 f"{other}; give all scalers one scale with scaler.update(new_scale)"
             )
-        return _absent_somewhere(statements, self._terms)
+        return _absent_somewhere(statements, self.terms)
 
     def all_are_new(self) -> bool:
         """Return whether none of the ranks has met the others with this plan; the host waits."""
-        return self._result().new == len(self._ranks)
+        return self._result().new == len(self.ranks)
+
+    def must_compare(self) -> bool:
+        """Return whether the ranks agree, and none has compared its copies with those of the others; the host waits."""
+        sums = self._result()
+        return sums.uncompared == len(self.ranks) and not sums.disagree
 
     def _result(self) -> Sums:
         if self._copied is not None:
@@ -176,8 +189,8 @@ class Meeting:
     def _statements(self) -> dict[int, Statement]:
         scale = None if self._grad_scale is None else self._grad_scale.item()
         statement = self._statement._replace(grad_scale=scale)
-        statements = gathered(statement, self._ranks, self._terms.device, statement.act, self._names)
-        return dict(zip(self._ranks, statements))
+        statements = gathered(statement, self.ranks, self.terms.device, statement.act, self._names)
+        return dict(zip(self.ranks, statements))
 
 
 def raise_disputes(meetings: Iterable[Meeting], cure: str = "") -> None:

@@ -18,7 +18,7 @@ from ..plan.plan import State
 from ..plan.process_groups import Ranks, all_reduce_max_, offer_groups
 from ..plan.terms import Terms
 from ..rules.scaling import UNSCALED, GradientScaling, Scalings
-from .copies import check_copies
+from .copies import differences_of_copies
 from .meeting import Meeting, Statement, absent_of, raise_disputes
 
 _SERIALS = itertools.count()
@@ -60,7 +60,8 @@ class RankAgreement:
         """Forget the other ranks, so that the next meeting is a first one."""
         self._registered: dict[Ranks, Registration] = {}
         self._steps = 0
-        self._compared_copies = False
+        self._compared: set[Ranks] = set()  # sets of ranks that have compared their copies
+        self._uncompared: Sequence[Meeting] = ()  # of this step
         self._read: Sequence[Meeting] = ()  # of this step
 
     def follow(self, terms: Mapping[Ranks, Terms], groups: Iterable[dist.ProcessGroup]) -> None:
@@ -83,31 +84,34 @@ class RankAgreement:
         meetings, overflows = self._meet(f"step {self._steps + 1}", terms, groups, scaling)
         self._steps += 1
         self._read = [meeting for meeting in meetings if meeting.is_known]
+        self._uncompared = [meeting for meeting in meetings if meeting.ranks not in self._compared]
         shared = {ranks: scaling._replace(found_inf=overflow) for ranks, overflow in overflows.items()}
         return Scalings({None: scaling, **shared})
 
-    def compare_copies(self, terms: Mapping[Ranks, Terms], groups: Sequence[Group], state: State) -> None:
-        """Raise RuntimeError, once ranks have met for a first step, if their copies of parameters or state differ.
+    def compare_copies(self, groups: Sequence[Group], state: State) -> None:
+        """Raise RuntimeError if the copies of parameters or state differ between ranks that begin their first step.
 
-        One rank alone may have loaded a state, or made other weights. Later steps compare nothing.
+        One rank alone may have loaded a state, or made other weights. Ranks that disagree about this step compare at
+        the next one. Later steps compare nothing.
         """
-        if self._compared_copies:
+        waiting, self._uncompared = self._uncompared, ()
+        terms = {meeting.ranks: meeting.terms for meeting in waiting if meeting.must_compare()}
+        if not terms:
             return
-        read_all(terms)  # a rank that is in another step would not compare copies
+        differences = differences_of_copies(terms, groups, state, with_frozen=False)
         errors: list[Exception] = []
-        try:
-            check_copies(terms, groups, state)
-        except RuntimeError as error:
+        if differences:
             errors.append(
                 RuntimeError(
-                    f"{error}. Nothing was changed. At the first step, and at the first one after a load, all copies "
-                    "must be equal: load the same files on all ranks, or send the tensors of one rank to the others"
+                    f"copies differ: {differences}. Nothing was changed. At the first step, and at the first one after "
+                    "a load, all copies must be equal: load the same files on all ranks, or send the tensors of one "
+                    "rank to the others. Parameters that each rank has for itself need an optimizer without `exchange`"
                 )
             )
         errors += _errors_elsewhere(sorted(terms.items()), bool(errors))
         if errors:
             raise errors[0]
-        self._compared_copies = True
+        self._compared.update(terms)
 
     def end_step(self, released: bool) -> None:
         """Raise RuntimeError, which names the ranks and the difference, if it is already known that ranks disagreed.
@@ -133,7 +137,8 @@ class RankAgreement:
             name = f"new optimizer {self._seniority(ranks)}" if known is None else f"optimizer {known.number}"
             absent = absent_of(shared, groups) if act.startswith("step") else ()
             settings = shared.settings(groups)
-            statement = Statement(act, name, known is not None, not is_new, shared.digest, settings, absent)
+            flags = known is not None, not is_new
+            statement = Statement(act, name, *flags, shared.digest, settings, ranks in self._compared, absent)
             meeting = Meeting(ranks, shared, statement)
             overflows[ranks] = meeting.overflow(scaling)
             meetings.append(meeting)
@@ -141,7 +146,7 @@ class RankAgreement:
             if all_are_new:
                 first_met.append((ranks, shared))
             elif not meeting.is_known:
-                _UNREAD[ranks] = weakref.ref(dist.group.WORLD), meeting
+                _keep_unread(meeting)
                 continue
             error = meeting.mismatch(groups, is_new)
             if error is not None:  # raised after the loop, so that no other rank waits
@@ -153,6 +158,9 @@ class RankAgreement:
         if errors:
             raise errors[0]
         self._registered.update(registered)  # only now: a mistake that is repeated stops the same ranks again
+        for meeting in meetings:
+            if not meeting.is_known:
+                _keep_unread(meeting)
         return meetings, overflows
 
     def _seniority(self, ranks: Ranks) -> int:
@@ -169,14 +177,15 @@ class RankAgreement:
         return self._digests.get(ranks) == digest and ranks not in self._registered
 
 
-def _errors_elsewhere(first_met: Sequence[tuple[Ranks, Terms]], has_failed: bool) -> list[Exception]:
-    """Return an error for each set of ranks that meet with a new plan and of which another one has an error.
+def _errors_elsewhere(sets: Sequence[tuple[Ranks, Terms]], has_failed: bool) -> list[Exception]:
+    """Return an error for each of these sets of ranks, with their terms, in which another rank has an error.
 
     Otherwise this rank would update what they share, and the other one would not. All of them must call it. Sets are
     asked in order and back: of the sets (0, 1), (0, 2) and (2, 3), an error in the last one reaches the first as well.
+    That reaches everybody on the axes of a mesh. In longer chains of sets some ranks may wait until their timeout.
     """
     errors: list[Exception] = []
-    for ranks, shared in (*first_met, *reversed(first_met)):
+    for ranks, shared in (*sets, *reversed(sets)):
         failed = torch.tensor([has_failed or bool(errors)], dtype=torch.int64, device="cpu").to(shared.device)
         all_reduce_max_(failed, ranks, "errors of other ranks", listed(shared.names))
         if failed.item():
@@ -187,6 +196,10 @@ def _errors_elsewhere(first_met: Sequence[tuple[Ranks, Terms]], has_failed: bool
                 )
             )
     return errors
+
+
+def _keep_unread(meeting: Meeting) -> None:
+    _UNREAD[meeting.ranks] = weakref.ref(dist.group.WORLD), meeting
 
 
 def read_all(terms: Mapping[Ranks, Terms]) -> None:

@@ -6,7 +6,6 @@ from typing import AbstractSet, NamedTuple, Sequence
 
 from torch import Tensor
 
-from ..kernels.user_warnings import warn_user
 from ..parameters.advice import NO_GRADIENT, never_had_a_gradient
 from ..parameters.groups import named_parameters
 from ..parameters.settings import Group
@@ -23,22 +22,23 @@ class FirstSteps(NamedTuple):
     untrained: AbstractSet[Tensor] = frozenset()  # parameters that asked for a gradient and had none in any of them
     warned: bool = False  # of a step without any gradient
 
-    def and_this(self, gradients: Gradients, params: Sequence[Tensor], groups: Sequence[Group]) -> FirstSteps:
-        """Return this with one more step; warn of a step without gradients, and of what is untrained at the end.
+    def and_this(
+        self, gradients: Gradients, params: Sequence[Tensor], groups: Sequence[Group]
+    ) -> tuple[FirstSteps, list[str]]:
+        """Return this with one more step, and what to warn of: no gradient at all, or what is untrained at the end.
 
-        Each warning is shown once. `params` are all parameters of `groups`, in their order.
+        Each is said once. `params` are all parameters of `groups`, in their order.
         """
         has_none = len(gradients.absent) == len(params)
-        if has_none and not self.warned:
-            warn_user(NO_GRADIENT)
+        lines = [NO_GRADIENT] if has_none and not self.warned else []
         warned = self.warned or has_none
         if self.count == WATCHED_STEPS:
-            return self._replace(warned=warned)
+            return self._replace(warned=warned), lines
         waiting = {params[i] for i in gradients.absent if params[i].requires_grad}
         untrained = self.untrained & waiting if self.count else waiting
         if self.count + 1 < WATCHED_STEPS:
-            return FirstSteps(self.count + 1, untrained, warned)
+            return FirstSteps(self.count + 1, untrained, warned), lines
         names = [name for group in groups for name, p in named_parameters(group) if p in untrained]
-        if names and not has_none:
-            warn_user(never_had_a_gradient(names, WATCHED_STEPS))
-        return FirstSteps(WATCHED_STEPS, warned=warned)
+        if 0 < len(names) < sum(p.requires_grad for p in params):  # that no step had any is said by the other line
+            lines.append(never_had_a_gradient(names, WATCHED_STEPS))
+        return FirstSteps(WATCHED_STEPS, warned=warned), lines
