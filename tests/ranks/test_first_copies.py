@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from tests.ranks.test_copies import specs_on
+from tests.ranks.test_first_meeting import FROM_OTHERS
 from tests.ranks.test_messages import Counted
 from tests.support.backends import on_every_backend
 from tests.support.refusals import error_of
@@ -20,7 +21,6 @@ from tests.support.sharded_models import LAYOUTS, Case, muon, part_of
 
 ADVICE = "load the same files on all ranks, or send the tensors of one rank to the others"
 CASES = {"ddp": Case(specs_on(None), shared=True), "hsdp": Case(specs_on(LAYOUTS["hsdp"]))}
-FROM_OTHERS = "has met an error about what it shares with further ranks"
 
 
 def made(kernel, case: Case):

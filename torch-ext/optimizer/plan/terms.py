@@ -184,11 +184,10 @@ def _difference(*plans: Sequence[str]) -> list[str]:
     The first pieces stay: they name a parameter. If these differ, as for another order, they are all that is returned;
     unless the second plan has that parameter elsewhere, with other settings.
     """
-    pairs = itertools.zip_longest(*plans, fillvalue="nothing more")
-    one, other = (line.split(BETWEEN) for line in next(pair for pair in pairs if pair[0] != pair[1]))
-    elsewhere = [line.split(BETWEEN) for line in plans[1] if line.split(BETWEEN)[0] == one[0]]
-    if elsewhere and elsewhere[0] != one:
-        other = elsewhere[0]
+    first, second = ([line.split(BETWEEN) for line in plan] for plan in plans)
+    pairs = itertools.zip_longest(first, second, fillvalue=["nothing more"])
+    one, other = next(pair for pair in pairs if pair[0] != pair[1])
+    other = next((line for line in second if line[0] == one[0] and line != one), other)
     heads, *rest = itertools.zip_longest(one, other, fillvalue="nothing more")
     differing = [pair for pair in rest if pair[0] != pair[1]] if heads[0] == heads[1] else []
     return [": ".join(filter(None, (head, ", ".join(pieces)))) for head, *pieces in zip(heads, *differing)]

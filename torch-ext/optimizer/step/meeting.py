@@ -32,7 +32,6 @@ class Statement(NamedTuple):
     has_met: bool  # whether it has met these ranks before with this plan
     digest: str  # of its plan
     settings: str
-    has_compared: bool  # whether its copies were compared with theirs, since it was made or loaded
     absent: tuple[frozenset[int], ...]  # for each entry of `_gradient_sets`, the parameters without a gradient
     grad_scale: Optional[float] = None  # only in statements that are gathered, because reading it may wait for a device
 
@@ -74,7 +73,6 @@ class Sums(NamedTuple):
     settings: int
     gradients: int  # codes of which parameters have one
     new: int  # ranks that have not met the others with this plan
-    uncompared: int  # ranks whose copies were not compared with those of the others
 
     @property
     def disagree(self) -> bool:
@@ -100,8 +98,7 @@ class Meeting:
 
         `scaling` is what GradScaler says on this rank. All ranks must call it.
         """
-        said = self._statement
-        here = Sums(0, 0, *said.codes(self.terms), int(not said.has_met), int(not said.has_compared))
+        here = Sums(0, 0, *self._statement.codes(self.terms), int(not self._statement.has_met))
         values = torch.tensor(here, dtype=torch.int64, device="cpu").to(self.terms.device, non_blocking=True)
         if scaling.found_inf is not None:
             values[:1].copy_(scaling.found_inf.reshape(1) != 0)
@@ -113,7 +110,7 @@ class Meeting:
         if values.device.type != "cpu":
             self._copied = torch.Event(values.device)
             self._copied.record(torch.accelerator.current_stream(values.device))  # another GPU may be the current one
-        return (values[:-2] != 0).any().reshape(1).to(torch.float32)  # all but `new` and `uncompared`
+        return (values[:-1] != 0).any().reshape(1).to(torch.float32)  # all but `new`
 
     @property
     def is_known(self) -> bool:
@@ -163,10 +160,9 @@ class Meeting:
         """Return whether none of the ranks has met the others with this plan; the host waits."""
         return self._result().new == len(self.ranks)
 
-    def must_compare(self) -> bool:
-        """Return whether the ranks agree, and none has compared its copies with those of the others; the host waits."""
-        sums = self._result()
-        return sums.uncompared == len(self.ranks) and not sums.disagree
+    def agrees(self) -> bool:
+        """Return whether all ranks do the same; the host waits."""
+        return not self._result().disagree
 
     def _result(self) -> Sums:
         if self._copied is not None:

@@ -91,11 +91,12 @@ class RankAgreement:
     def compare_copies(self, groups: Sequence[Group], state: State) -> None:
         """Raise RuntimeError if the copies of parameters or state differ between ranks that begin their first step.
 
-        One rank alone may have loaded a state, or made other weights. Ranks that disagree about this step compare at
-        the next one. Later steps compare nothing.
+        One rank alone may have loaded a state, or made other weights. Ranks that disagree, such as one that loads
+        between the steps of others, do not wait for each other: they compare at the next step. Later ones compare
+        nothing.
         """
         waiting, self._uncompared = self._uncompared, ()
-        terms = {meeting.ranks: meeting.terms for meeting in waiting if meeting.must_compare()}
+        terms = {meeting.ranks: meeting.terms for meeting in waiting if meeting.agrees()}
         if not terms:
             return
         differences = differences_of_copies(terms, groups, state, with_frozen=False)
@@ -137,8 +138,7 @@ class RankAgreement:
             name = f"new optimizer {self._seniority(ranks)}" if known is None else f"optimizer {known.number}"
             absent = absent_of(shared, groups) if act.startswith("step") else ()
             settings = shared.settings(groups)
-            flags = known is not None, not is_new
-            statement = Statement(act, name, *flags, shared.digest, settings, ranks in self._compared, absent)
+            statement = Statement(act, name, known is not None, not is_new, shared.digest, settings, absent)
             meeting = Meeting(ranks, shared, statement)
             overflows[ranks] = meeting.overflow(scaling)
             meetings.append(meeting)

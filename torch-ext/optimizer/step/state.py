@@ -45,16 +45,15 @@ def checked_parameters(
             if has_state(p, state):
                 _check_state(state.get(p, {}), name, p, group, replica_ranks)
                 checked.append((group, name, p))
-    check_memory(groups, state, with_states=False)
     return checked
 
 
-def check_memory(groups: Sequence[Group], state: Mapping[Tensor, Any], with_states: bool = True) -> None:
+def check_memory(groups: Sequence[Group], state: Mapping[Tensor, Any]) -> None:
     """Raise ValueError if a step would change an element of parameters with a state, or of states, more than once."""
     named = _with_state(groups, state)
     states = [
         (f"state {key} of {name}", local_part(value))
-        for name, p in (named if with_states else ())
+        for name, p in named
         for key, value in state.get(p, {}).items()
         if key in KEYS and isinstance(value, Tensor)
     ]
