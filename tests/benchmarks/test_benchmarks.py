@@ -1,6 +1,5 @@
 """The benchmarks run, their result files say what was measured, where and of which commit, and the README agrees."""
 
-import itertools
 import json
 import re
 import subprocess
@@ -59,24 +58,38 @@ def test_build_without_a_matching_variant_raises(tmp_path):
         load_built(tmp_path)
 
 
-def linked_results(repository: Path, name: str) -> tuple[str, list[dict]]:
-    """Return the README's text, and the results files that it links whose names begin with `name`."""
+def linked_results(repository: Path, name: str) -> tuple[str, dict[str, dict]]:
+    """Return the README's text, and the results files that it links whose names begin with `name`, by their paths."""
     readme = " ".join((repository / "README.md").read_text().split())
     files = set(re.findall(rf"\((benchmarks/results/{name}-[^)]+\.json)\)", readme))
-    return readme, [json.loads((repository / file).read_text()) for file in files]
+    return readme, {file: json.loads((repository / file).read_text()) for file in files}
 
 
 def test_readme_quotes_bookkeeping_ranges_from_their_files(repository):
     readme, contents = linked_results(repository, "bookkeeping")
-    assert contents
-    for content, operation in itertools.product(contents, ("momentum_pack_", "descend_")):
-        rows = [row for row in content["results"] if row["operation"] == operation]
-        shares = [row["seconds"] / row["foreach_seconds"] for row in rows]
-        assert f"`{operation}` {min(shares):.2f} to {max(shares):.2f}" in readme
+    assert len(contents) == 3
+    ranges = []
+    for operation in ("momentum_pack_", "descend_"):
+        rows = [row for content in contents.values() for row in content["results"] if row["operation"] == operation]
+        speed_ups = [row["speed_up"] for row in rows]
+        ranges.append(f"{min(speed_ups):.2f} to {max(speed_ups):.2f} times")
+    assert f"take {' and '.join(ranges)} as long" in readme
+
+
+def test_readme_quotes_ranges_of_orthogonalization_from_their_files(repository):
+    readme, contents = linked_results(repository, "orthogonalize")
+    quoted = re.findall(r"\[([\d.]+ to [\d.]+)\]\((benchmarks/results/orthogonalize[^)]+)\)", readme)
+    assert len(quoted) == 3
+    for words, file in quoted:
+        measured = [row for row in contents[file]["results"] if row["status"] == "measured"]
+        quiet = [row["contestants"]["torch products"] for row in measured if "beside busy" not in row["case"]]
+        medians = [torchs["ratio"][1] for torchs in quiet]
+        assert words == f"{min(medians):.2f} to {max(medians):.2f}"
 
 
 def test_readme_quotes_adamw_comparison_from_its_file(repository):
-    readme, (content,) = linked_results(repository, "character-model")
+    readme, contents = linked_results(repository, "character-model")
+    (content,) = contents.values()
     muon, adamw = (content["results"][name]["validation_loss"] for name in ("Muon", "AdamW"))
     for losses in (muon, adamw):
         assert f"{losses['mean']:.3f} ({losses['min']:.3f} to {losses['max']:.3f}" in readme
