@@ -79,7 +79,7 @@ def test_the_lab_predicts_the_product_that_has_won(kernel, model, monkeypatch, t
     lab = lab_in(tmp_path, kernel, COPY)
     task = SimpleNamespace(need=("symmetric_gemm", "float16", 4096, 4096), device=None)
     compiled, triton = (
-        predicted_times(lab, task, {**config._asdict(), "count": 2})["predicted_seconds"]
+        predicted_times(lab, task, {**config._asdict(), "count": 2}, 2)["predicted_seconds"]
         for config in (tuned.COMPILED[-1], tuned.Config(128, 64, 8, 8, 3))
     )
     assert compiled == 2 * in_sections(predictions, gpu, (2, 4096, 4096), 5, 3e12)

@@ -97,6 +97,48 @@ def test_what_needs_no_compiling_is_proven_first(kernel, gpu, monkeypatch):
     assert configs[0] == safe and {*configs[1:4]} == {*tuned.COMPILED} and configs[4] == shipped[0]
 
 
+TOGETHER = {"symmetric_gemm": 4, "hopper_gemm": 3, "torch.bmm": 5}
+
+
+@pytest.fixture
+def batches(kernel, gpu, monkeypatch):
+    """How many matrices of 48 rows each product has multiplied at once in races, where TOGETHER fill a GPU with it."""
+    contest, seen, launch = kernel.tuning.gpu_contest, {}, kernel.kernels.symmetric_gemm.launch_symmetric_gemm
+    together = lambda device, size, iteration: TOGETHER[iteration.products.square_name]  # noqa: E731
+    monkeypatch.setattr(contest, "matrices_together", together)
+
+    def launched(A, B, D, C, scalars, config):
+        launch(A, B, D, C, scalars, config)
+        seen.setdefault(contest._kernel(config), set()).update((len(A), len(C)))
+
+    def commuting(A, B):
+        seen.setdefault("torch.bmm", set()).update((len(A), len(B)))
+        return A @ B
+
+    monkeypatch.setattr(kernel.kernels.symmetric_gemm, "launch_symmetric_gemm", launched)
+    monkeypatch.setattr(contest, "BATCHED", contest.BATCHED._replace(commuting=commuting))
+    return seen
+
+
+@pytest.mark.parametrize("count, longest", [(1, (1, 1, 1)), (6, (3, 3, 3)), (7, (4, 3, 4)), (60, (4, 3, 5))], ids=str)
+def test_each_candidate_multiplies_as_many_matrices_as_a_step_gives_it(kernel, batches, count, longest):
+    """Even pieces of as many as fill the GPU with its tiles: with others' it would have waves that are partly empty."""
+    contest, size = kernel.tuning.gpu_contest, (48, 48)
+    need = kernel.kernels.measurement_file.Need("symmetric_gemm", "float16", *size)
+    made = contest.gpu_contest(kernel.tuning.contest.Task(need, CPU, count))
+    for candidate in made.candidates.values():
+        candidate.run()
+    assert batches == dict(zip(TOGETHER, ({each} for each in longest)))
+
+
+def test_gains_are_those_of_one_matrix(kernel, gpu, monkeypatch):
+    """torch's product takes longer, but for two matrices, and our kernel for one."""
+    monkeypatch.setattr(kernel.tuning.gpu_contest, "_count", lambda task, name: 2 if name == "torch.bmm" else 1)
+    last = names(kernel)[-1]
+    entry = measure(kernel, {last: 0.5, "torch": 0.75}).entry
+    assert entry["gain"] == 0.75 and (entry["count"], entry["seconds"]) == (1, 0.5)
+
+
 def test_torchs_products_stay_where_they_are_faster(kernel, gpu):
     finding = measure(kernel, {"torch": 0.5})
     assert finding.entry["gain"] == 0.5 and "torch's products" in finding.summary

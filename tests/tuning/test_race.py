@@ -52,6 +52,15 @@ def test_the_clearly_slower_is_timed_once(race, table_clock):
     assert times["slow"].seconds == race.CLEARLY_SLOWER + 0.1
 
 
+def test_times_are_those_of_one_matrix(race, table_clock):
+    """A burst lasts as long as ever, and nobody loses because it multiplies more matrices at once."""
+    clock = table_clock({"one": 1.0, "four": 3.0, "three": 7.0})
+    times, _ = race.race(works("one", "four", "three"), clock, seconds=1e9, counts={"four": 4, "three": 3})
+    assert {name: time.seconds for name, time in times.items()} == {"one": 1.0, "four": 0.75, "three": 7 / 3}
+    assert clock.bursts.count("four") == 1 + race.MOST_ROUNDS and clock.bursts.count("three") == 1
+    assert race.decide(times, "one") == "four"
+
+
 @pytest.mark.parametrize("fast, slow, runs_again", [(1.0, 50.0, False), (0.03, 0.5, True)])
 def test_what_takes_long_and_clearly_loses_runs_once(race, table_clock, fast, slow, runs_again):
     """Its first run is its time, though caches were cold; unless another one takes less than a second."""

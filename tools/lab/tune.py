@@ -104,18 +104,20 @@ def tune(lab: Lab, size: tuple[int, int], launches: list[Launch]) -> dict:
         raise FailedError(finding.summary)
     entry = {**finding.entry, "candidates": len(finding.times)}
     if tuning.gpu_contest.TORCH in finding.times:
-        entry["other_seconds"] = finding.times[tuning.gpu_contest.TORCH].seconds
+        entry["other_seconds"] = finding.times[tuning.gpu_contest.TORCH].seconds * entry["count"]
     write_entry(lab.configs, header(lab), kernel, short(dtype), entry)
     read_again(lab)
-    entry.update(predicted_times(lab, task, entry))  # used in the report only
+    torchs_count = contest.candidates[tuning.gpu_contest.TORCH].count
+    entry.update(predicted_times(lab, task, entry, torchs_count))  # used in the report only
     if finding.failed:
         raise FailedError("; ".join(f"{name}: {why}" for name, why in finding.failed.items()), entry)
     return entry
 
 
-def predicted_times(lab: Lab, task, entry: dict) -> dict[str, float]:
+def predicted_times(lab: Lab, task, entry: dict, torchs_count: int) -> dict[str, float]:
     """Return the times that the package's model predicts for what was timed; empty if it predicts nothing.
 
+    torch's product was timed for `torchs_count` matrices, and its times are those of as many as the entry has.
     `benchmarks.predicted_step` predicts the compiled product's, for which the lab must have timed a copy.
     """
     (kernel, _, m, k), kind = task.need, lab.kernel.kernels.tuned.Config
@@ -126,10 +128,11 @@ def predicted_times(lab: Lab, task, entry: dict) -> dict[str, float]:
     ours = in_config(lab.kernel, gpu, size, config, copied)
     if ours is None:
         return {}
+    torchs = predicted_by_torch(lab.kernel, gpu, (torchs_count, m, k), copied)
     products = 1 if k != m else 2  # for square matrices the iteration's two products, as `gpu_contest` times them
     return {
         "predicted_seconds": products * ours,
-        "predicted_other_seconds": predicted_by_torch(lab.kernel, gpu, size, copied),
+        "predicted_other_seconds": torchs * entry["count"] / torchs_count,
     }
 
 

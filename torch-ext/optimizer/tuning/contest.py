@@ -34,11 +34,12 @@ class Task(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """One way to multiply: `prove` raises if it is wrong, `run` does the timed work once."""
+    """One way to multiply: `prove` raises if it is wrong, `run` does the timed work once, on `count` matrices."""
 
     prove: Callable[[], None]
     run: Callable[[], object]
     label: str  # its name in messages
+    count: int = 1
 
 
 class Contest(NamedTuple):

@@ -81,7 +81,8 @@ def compete(
             proofs = {name: contest.candidates[name].prove for name in asked}
             dropped = _proven(proofs, around, lambda: clock.now() < proofs_end, wrong)
             runs = {name: contest.candidates[name].run for name in asked if name not in {**wrong, **dropped}}
-            times, more = race(runs, clock, seconds(), around)
+            counts = {name: contest.candidates[name].count for name in runs}
+            times, more = race(runs, clock, seconds(), around, counts)
     except LostGpuError as error:
         ours = error.name != contest.rival
         if ours:

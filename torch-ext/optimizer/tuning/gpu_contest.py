@@ -17,7 +17,7 @@ from ..kernels.small_steps import steps_of
 from ..kernels.tuned import COMPILED, Config, SmallConfig
 from ..polar.chains import chain_key
 from ..polar.factors import polar_factors
-from ..polar.packing import matrices_together, packed_together
+from ..polar.packing import even_pieces, matrices_together, packed_together
 from ..schedules import resolve_schedule
 from .candidates import product_configs, small_configs
 from .contest import EPS, Candidate, Contest, Task, drawn
@@ -42,7 +42,7 @@ class _Ways(NamedTuple):
     run: Callable[[Any], object]
     torchs: Callable[[], object]
     chosen: Gain
-    count: int
+    counts: Mapping[str, int]  # the matrices of one call, by the candidate's name
 
 
 def gpu_contest(
@@ -56,11 +56,11 @@ def gpu_contest(
         ways = _small_ways(task, configs)
     else:
         ways = _product_ways(task, configs, ragged or RAGGED)
-    made = {TORCH: Candidate(_nothing, ways.torchs, "torch's products")}
+    made = {TORCH: Candidate(_nothing, ways.torchs, "torch's products", ways.counts[TORCH])}
     for config in ways.configs:
         name = _name(config)
-        label = f"{'hopper_gemm' if config in COMPILED else task.need.kernel} {name}"
-        made[name] = Candidate(partial(ways.prove, config), partial(ways.run, config), label)
+        run, label = partial(ways.run, config), f"{_kernel(config)} {name}"
+        made[name] = Candidate(partial(ways.prove, config), run, label, ways.counts[name])
     # The first configuration is the one that is launched without a measurement.
     before = _name(ways.configs[0]) if (ways.chosen.gain or 0) >= 1 else TORCH
     return Contest(made, before, TORCH, partial(_entry, task, ways))
@@ -77,16 +77,17 @@ def _entry(task: Task, ways: _Ways, winner: str, times: Mapping[str, Timed]) -> 
     ours = [name for name in times if name != TORCH]
     best = winner if winner != TORCH else min(ours, key=lambda name: times[name].seconds, default=None)
     if best is None:  # all of ours failed
-        return {"m": task.need.m, "k": task.need.k, **ways.configs[0]._asdict(), "gain": 0.0, "count": ways.count}
+        first, count = ways.configs[0], ways.counts[_name(ways.configs[0])]
+        return {"m": task.need.m, "k": task.need.k, **first._asdict(), "gain": 0.0, "count": count}
     gain = times[TORCH].seconds / times[best].seconds if TORCH in times else 1.0
     return {
         "m": task.need.m,
         "k": task.need.k,
         **named[best]._asdict(),
         "gain": min(gain, _BELOW_ONE) if winner == TORCH else max(gain, 1.0),
-        "seconds": times[best].seconds,
+        "seconds": times[best].seconds * ways.counts[best],
         "spread": times[best].spread,
-        "count": ways.count,
+        "count": ways.counts[best],
     }
 
 
@@ -95,31 +96,33 @@ def _product_ways(task: Task, configs: Optional[Sequence[AnyConfig]], ragged: tu
     device, dtype, (m, k) = task.device, getattr(torch, task.need.dtype), task.need[2:]
     configs = product_configs(device, dtype, m) if configs is None else configs
     configs = [config for config in configs if config.sections == 1 or cuts(m)]  # others would be one launch again
-    long, whole = k != m, chain_key(device, _iteration(device, dtype, (m, max(m, k)))) is not None
-    most = packed_together((m, k), torch.float32.itemsize) if long and whole else _together(device, dtype, m, configs)
-    count = max(1, min(task.count, most))
-    X = drawn(device, count, m, k).to(dtype) / k**0.5
-    results = [X.new_empty(count, m, m) for _ in range(1 if long else 2)]
+    long = k != m
+    counts = {TORCH: _count(task, BATCHED.name)}
+    counts.update((_name(config), _count(task, _kernel(config))) for config in configs)
+    X = drawn(device, max(counts.values()), m, k).to(dtype) / k**0.5
+    results = [X.new_empty(len(X), m, m) for _ in range(1 if long else 2)]
     launch = symmetric_gemm.launch_symmetric_gemm
     alpha, beta = SCALED
 
     def run(config: Config) -> None:
+        Y, *outs = (each[: counts[_name(config)]] for each in (X, *results))
         with _current(device):
             if long:
-                return launch(X, X.mT, None, results[0], PLAIN, config)
-            launch(X, X, X, results[0], (alpha, beta, DIAGONAL), config)
-            launch(X, results[0], None, results[1], PLAIN, config)
+                return launch(Y, Y.mT, None, outs[0], PLAIN, config)
+            launch(Y, Y, Y, outs[0], (alpha, beta, DIAGONAL), config)
+            launch(Y, outs[0], None, outs[1], PLAIN, config)
 
     def torchs() -> None:
+        Y = X[: counts[TORCH]]
         if long:
-            BATCHED.gram(X)
+            BATCHED.gram(Y)
         else:
-            BATCHED.commuting(X, BATCHED.gram_affine(X, beta, alpha, DIAGONAL))
+            BATCHED.commuting(Y, BATCHED.gram_affine(Y, beta, alpha, DIAGONAL))
 
     # All candidates are proven with the same matrices, which takes less time than drawing new ones.
     draw = lru_cache(maxsize=None)(partial(operands_of, X.new_empty(0)))
     prove = partial(_prove_product, draw, (ragged, (m, k)))
-    return _Ways(configs, prove, run, torchs, symmetric_choice(device, dtype, m, k), count)
+    return _Ways(configs, prove, run, torchs, symmetric_choice(device, dtype, m, k), counts)
 
 
 def _prove_product(
@@ -159,15 +162,28 @@ def _small_ways(task: Task, configs: Optional[Sequence[AnyConfig]]) -> _Ways:
 
     configs = small_configs(device, dtype, size[0]) if configs is None else configs
     torchs = partial(polar_factors, G, iteration, EPS)
-    return _Ways(configs, prove, run, torchs, small_choice(device, dtype, *size), len(G))
+    counts = dict.fromkeys((TORCH, *map(_name, configs)), len(G))
+    return _Ways(configs, prove, run, torchs, small_choice(device, dtype, *size), counts)
 
 
-def _together(device: torch.device, dtype: torch.dtype, m: int, configs: Sequence[AnyConfig]) -> int:
-    """Return how many squares a step works on together, in whole rounds if a product that works in rounds competes."""
+def _count(task: Task, name: str) -> int:
+    """Return how many matrices a step gives to a product of this name at once.
+
+    Each product has as many as fill the GPU with its own tiles. X Xᵀ of a chain has whatever is packed together.
+    """
+    device, dtype, (m, k) = task.device, getattr(torch, task.need.dtype), task.need[2:]
     iteration = _iteration(device, dtype, (m, m))
-    name = "hopper_gemm" if any(config in COMPILED for config in configs) else "symmetric_gemm"
     products = iteration.products._replace(square_name=name)
-    return matrices_together(device, (m, m), iteration._replace(products=products))
+    most = matrices_together(device, (m, m), iteration._replace(products=products))
+    if k != m and chain_key(device, _iteration(device, dtype, (m, max(m, k)))) is not None:
+        most = packed_together((m, k), torch.float32.itemsize)
+    return max(end - start for start, end in even_pieces(max(1, task.count), most))
+
+
+def _kernel(config: AnyConfig) -> str:
+    if isinstance(config, SmallConfig):
+        return "small_polar"
+    return "hopper_gemm" if config in COMPILED else "symmetric_gemm"
 
 
 def _iteration(device: torch.device, dtype: torch.dtype, size: tuple[int, int]) -> Iteration:

@@ -7,6 +7,7 @@ import statistics
 import time
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from types import MappingProxyType
 from typing import Callable, ContextManager, Iterator, Mapping, NamedTuple, Optional
 
 import torch
@@ -100,9 +101,15 @@ class LostGpuError(RuntimeError):
 
 
 def race(
-    works: Mapping[str, Work], clock: Clock, seconds: float, around: Callable[[str], ContextManager] = _no_context
+    works: Mapping[str, Work],
+    clock: Clock,
+    seconds: float,
+    around: Callable[[str], ContextManager] = _no_context,
+    counts: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[dict[str, Timed], dict[str, str]]:
     """Return the times of each of `works`, and the errors of those that raised.
+
+    `counts` says how many matrices a work multiplies; all that it does not name have one. Times are those of one.
 
     The race takes about `seconds`, but each work gets LEAST_ROUNDS. Work that is clearly slower after its first burst
     is not raced; on a CPU it gets one more run before, unless that would take LONG_SECONDS. Each work runs for the
@@ -110,13 +117,14 @@ def race(
     nothing about the work.
     """
     end = clock.now() + seconds
-    first, dropped = _first_bursts(works, clock, around)
+    sizes = {name: counts.get(name, 1) for name in works}
+    first, dropped = _first_bursts(works, clock, around, sizes)
     fastest = min((time for _, time in first.values()), default=math.inf)
     for name in _slower_than(fastest, first):
-        first[name] = _given_another_run(*first[name], clock)
+        first[name] = _given_another_run(*first[name], clock, sizes[name])
     slow = _slower_than(fastest, first)
     runners = {name: ready for name, (ready, _) in first.items() if name not in slow}
-    times = {name: max(1, math.ceil(BURST_SECONDS / max(first[name][1], 1e-9))) for name in runners}
+    times = {name: _calls_of_a_burst(first[name][1] * sizes[name]) for name in runners}
     found: dict[str, list[float]] = {name: [] for name in runners}
     names = list(runners)
     for turn in range(MOST_ROUNDS if len(names) > 1 else LEAST_ROUNDS):
@@ -124,7 +132,7 @@ def race(
             break
         start = turn % max(len(names), 1)  # so that none always comes first
         for name in names[start:] + names[:start]:
-            found[name].append(clock.seconds_of(runners[name], times[name]) / times[name])
+            found[name].append(clock.seconds_of(runners[name], times[name]) / (times[name] * sizes[name]))
     slow_ones = {name: Timed(first[name][1], 0.0) for name in slow}
     return {**{name: timed(seconds) for name, seconds in found.items()}, **slow_ones}, dropped
 
@@ -194,15 +202,20 @@ def _repeat(work: Work, times: int) -> None:
         work()
 
 
+def _calls_of_a_burst(seconds: float) -> int:
+    return max(1, math.ceil(BURST_SECONDS / max(seconds, 1e-9)))
+
+
 def _first_bursts(
-    works: Mapping[str, Work], clock: Clock, around: Callable[[str], ContextManager]
+    works: Mapping[str, Work], clock: Clock, around: Callable[[str], ContextManager], sizes: Mapping[str, int]
 ) -> tuple[dict[str, tuple[Work, float]], dict[str, str]]:
-    """Return each work in its timed form with the seconds of one call, and the errors of those that raised."""
+    """Return each work in its timed form with the seconds of one matrix, and the errors of those that raised."""
     first, dropped = {}, {}
     for name, work in works.items():
         fastest = min((seconds for _, seconds in first.values()), default=math.inf)
         with dropping(name, dropped), around(name):
-            first[name] = _first_burst(work, clock, fastest)
+            ready, once = _first_burst(work, clock, fastest * sizes[name])
+            first[name] = ready, once / sizes[name]
     return first, dropped
 
 
@@ -215,7 +228,7 @@ def _first_burst(work: Work, clock: Clock, fastest: float) -> tuple[Work, float]
         return ready, once
     once = clock.seconds_of(ready, 1)
     if once < BURST_SECONDS:
-        times = math.ceil(BURST_SECONDS / max(once, 1e-9))
+        times = _calls_of_a_burst(once)
         once = min(once, clock.seconds_of(ready, times) / times)
     return ready, once
 
@@ -224,7 +237,10 @@ def _slower_than(fastest: float, first: Mapping[str, tuple[Work, float]]) -> lis
     return [name for name, (_, seconds) in first.items() if seconds > CLEARLY_SLOWER * fastest]
 
 
-def _given_another_run(ready: Work, once: float, clock: Clock) -> tuple[Work, float]:
-    """Return `ready` with the seconds of one call, the fewer of `once` and of another run unless that would be long."""
-    again = not isinstance(ready, Replay) and once < LONG_SECONDS
-    return ready, min(once, clock.seconds_of(ready, 1)) if again else once
+def _given_another_run(ready: Work, once: float, clock: Clock, size: int) -> tuple[Work, float]:
+    """Return `ready` with the seconds of one of `size` matrices: the fewer of `once` and of another run.
+
+    There is no other run if it would be long.
+    """
+    again = not isinstance(ready, Replay) and once * size < LONG_SECONDS
+    return ready, min(once, clock.seconds_of(ready, 1) / size) if again else once
