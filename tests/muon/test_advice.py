@@ -56,24 +56,6 @@ def test_each_cure_ends_the_warning(kernel, cure):
     assert warned(lambda: kernel.Muon(params))[0] == []
 
 
-def test_stacks_of_more_than_three_dimensions_have_a_line_of_their_own(kernel):
-    """`stacked=True` would raise for them."""
-    params = parameters(up=(64, 64), a__w=(8, 16, 12), experts__w=(4, 8, 8, 8))
-    three, more = warned(lambda: kernel.Muon(params))[0]
-    assert three.startswith("a.w (8, 16, 12): stacks") and "stacked=True" in three
-    assert more.startswith("experts.w (4, 8, 8, 8): stacks") and "stacked=True" not in more
-
-
-@pytest.mark.parametrize(
-    "shape, cure",
-    [((4, 64, 8), {}), ((4, 8, 8, 8), dict(stacked=False)), ((4, 8, 8, 8), dict(use_muon=False))],
-    ids=["three dimensions", "a convolution", "AdamW"],
-)
-def test_each_cure_ends_their_warning(kernel, shape, cure):
-    params = [{"params": parameters(experts__w=shape), **cure}, {"params": parameters(up=(64, 64))}]
-    assert warned(lambda: kernel.Muon(params))[0] == []
-
-
 def test_a_group_that_is_added_is_judged_alone(kernel):
     lines, optimizer = warned(lambda: kernel.Muon(parameters(up=(64, 64), a__w=(8, 16, 12))))
     assert len(lines) == 1

@@ -70,7 +70,28 @@ def test_tables_and_codebooks_are_known_anywhere(kernel, name):
     assert branches(kernel, [(name, (64, 32))])[name][1].startswith("embedding:")
 
 
-RESEMBLING = ["conv_head.weight", "blocks.0.tablet.weight", "time_embed.0.weight", "blocks.0.table_proj.weight"]
+FURTHER_HEADS = {
+    "model.layers.61.shared_head.head.weight": "head",  # DeepSeek-V3, GLM
+    "mtp.0.head.weight": "head",
+    "model.mtp_layers.0.lm_head.weight": "lm_head",
+    "medusa_head.0.1.weight": "1",
+    "final_layer.linear.weight": "linear",  # DiT, Flux
+}
+
+
+@pytest.mark.parametrize("name", FURTHER_HEADS)
+def test_heads_for_further_tokens_and_of_diffusion_transformers_are_heads(kernel, name):
+    assert branches(kernel, [(name, (64, 32))])[name] == ("adamw", f"output_head:{FURTHER_HEADS[name]}")
+
+
+HIDDEN_BESIDE_HEADS = ["medusa_head.0.0.linear.weight", "mtp.0.mlp.up.weight", "blocks.0.final_layer.linear.weight"]
+RESEMBLING = [
+    *HIDDEN_BESIDE_HEADS,
+    "conv_head.weight",
+    "blocks.0.tablet.weight",
+    "time_embed.0.weight",
+    "blocks.0.table_proj.weight",
+]
 
 
 @pytest.mark.parametrize("name", [*RESEMBLING, *HIDDEN_WRAPPED])
@@ -95,6 +116,18 @@ def test_patch_embeddings_go_one_way_in_every_library(kernel, name):
     found = branches(kernel, [(name, (48, 3, 4, 4)), (f"module.{name}", (48, 48))])
     assert {branch for branch, _ in found.values()} == {"adamw"}
     assert all(reason.startswith("embedding:") for _, reason in found.values())
+
+
+@pytest.mark.parametrize("name", ["x_embedder.proj.weight", "model.pos_embed.proj.weight"])
+def test_kernels_that_embed_patches_of_latents_are_known_in_diffusion_transformers(kernel, name):
+    """DiT's and PixArt's; a layer of that name embeds positions."""
+    found = branches(kernel, [(name, (48, 16, 2, 2)), (f"blocks.0.{name}", (48, 48))])
+    assert list(found.values()) == [("adamw", f"embedding:{name.split('.')[-3]}"), ("muon", "matrix")]
+
+
+def test_fluxs_first_layer_embeds_patches_of_latents(kernel):
+    found = branches(kernel, [("img_in.weight", (64, 16)), ("blocks.0.img_in.weight", (64, 16))])
+    assert list(found.values()) == [("adamw", "embedding:img_in"), ("muon", "matrix")]
 
 
 @pytest.mark.parametrize("name", ["patch_embed.backbone.stages.0.conv.weight", "blocks.0.conv_proj.weight"])

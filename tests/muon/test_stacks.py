@@ -49,7 +49,29 @@ def test_the_innermost_name_tells_stacks_from_convolutions(matrices, name, keys,
 
 def test_four_dimensions_are_a_convolution_unless_the_name_says_stack(matrices):
     assert matrices.is_stack("layers.0.weight", 4, ("experts",)) is False
-    assert matrices.is_stack("layers.0.experts.weight", 4, ("experts",)) is None
+    assert matrices.is_stack("layers.0.experts.weight", 4, ("experts",)) is True
+    assert matrices.is_stack("layers.0.experts.conv.weight", 4, ("experts",)) is False
+
+
+@pytest.mark.parametrize("rows, cols", [(96, 64), (64, 64)])
+def test_gates_beside_ups_of_experts_are_matrices_each(kernel, rows, cols):
+    """As in torchtitan; of equal sides they look like a kernel that reads two channels of pixels."""
+    named = [("layers.1.moe.experts.w13_EFD", parameter(8, 2, rows, cols))]
+    expected = {"layers.1.moe.experts.w13_EFD": ("muon", f"matrix: 16 matrices {rows}x{cols}")}
+    assert branches(kernel, [(name, p.shape) for name, p in named]) == expected
+
+
+def test_a_stack_of_stacks_steps_as_one_long_stack_does(kernel):
+    stack = torch.randn(6, 8, 12, generator=torch.Generator().manual_seed(0))
+    steps = []
+    for shape in ((6, 8, 12), (3, 2, 8, 12)):
+        p = torch.nn.Parameter(stack.clone().view(shape))
+        optimizer = kernel.Muon([("experts.w", p)], lr=0.02)
+        for scale in (1.0, -0.5):
+            p.grad = scale * stack.flip(0).view(shape)
+            optimizer.step()
+        steps.append(p.detach().view(6, 8, 12))
+    assert torch.equal(*steps) and not torch.equal(steps[0], stack)
 
 
 @pytest.mark.parametrize(

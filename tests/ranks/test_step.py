@@ -116,6 +116,21 @@ def test_experts_give_the_bits_of_one_process(kernel, pools, layout, count):
     assert_as_alone(kernel, pools, Case(specs, settings, missing="everywhere"))
 
 
+STACKS_IN_STACKS = [("0",), ("2",), ("3",), ("0", "2"), ("0", "3"), ("2", "3"), ("r", "0")]
+
+
+@on_every_backend()
+@pytest.mark.parametrize("splits", STACKS_IN_STACKS, ids=str)
+@pytest.mark.parametrize("count", [5, 2], ids=["more experts than ranks", "fewer"])
+def test_gates_beside_ups_of_experts_give_the_bits_of_one_process(kernel, pools, splits, count):
+    layout = Layout((4,) if len(splits) == 1 else (2, 2), splits)
+    specs = (
+        Spec("layers.0.experts.w13", (count, 2, 12, 7), layout),
+        Spec("layers.1.experts.w13", (count, 2, 7, 12), layout, {"transposed": True, "split_rows": (5, 7)}),
+    )
+    assert_as_alone(kernel, pools, Case(specs, {"expert_keys": ("experts",), "chunk_bytes": 500}, missing="everywhere"))
+
+
 @on_every_backend()
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_fused_rows_give_the_bits_of_one_process(kernel, pools, layout):

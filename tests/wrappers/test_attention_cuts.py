@@ -56,6 +56,9 @@ BY_HEAD = {
         three(32, 32, 64), dict(num_heads=4),
         {"q_proj": "32x32 split 4*8", "k_proj": "32x32 split 4*8", "v_proj": "64x32 split 4*16"},
     ),
+    "groups of queries with their key and value, as torchtitan": (
+        {"wqkv": (48, 32)}, dict(head_dim=8, heads_per_kv=4), {"wqkv": "48x32 split 6*8"},
+    ),
     "only the number of heads, as CaiT": ({"qkv": (96, 32)}, dict(num_heads=4), {"qkv": "96x32 split 12*8"}),
     "fused grouped queries": (
         {"qkv": (32, 24)}, dict(num_heads=4, num_kv_heads=2), {"qkv": "32x24 split 8*4"},

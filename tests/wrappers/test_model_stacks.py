@@ -75,6 +75,27 @@ def test_rows_of_gpt_oss_alternate_where_its_class_does_not_say_so(kernel):
     ]
 
 
+def test_gate_and_up_in_an_unknown_order_are_not_cut(kernel):
+    """`w13` of torchtitan alternates, or lies as a stack; a module may say that its halves are gate and up."""
+    model = nn.ModuleDict({"ffn": nn.Module()})
+    model["ffn"].w13 = nn.Linear(16, 48, bias=False)
+    groups = kernel.groups_for(model)
+    assert chosen(groups) == {"ffn.w13.weight": "gate and up"}
+    (note,) = groups.choices.notes
+    assert "differ in the order of the rows of w13" in note and "give split_rows in patterns" in note
+    assert kernel.groups_for(model, gate_up=False).choices.notes == []
+    model["ffn"].w13.is_concatenated = True
+    groups = kernel.groups_for(model)
+    assert chosen(groups) == {"ffn.w13.weight": "gate and up: 48x16 split 24+24"} and not groups.choices.notes
+
+
+def test_gate_beside_up_is_a_stack_of_two(kernel):
+    model = nn.ModuleDict({"ffn": nn.Module()})
+    model["ffn"].w13 = nn.Parameter(torch.zeros(2, 24, 16))
+    groups = kernel.groups_for(model)
+    assert chosen(groups) == {"ffn.w13": "experts: gate and up: 2 matrices 24x16"}
+
+
 def test_experts_without_a_gate_are_whole(kernel):
     """Their modules say by `has_gate` that the weight, in spite of its name, is one matrix."""
     model = nn.ModuleDict({"ffn": Experts()})

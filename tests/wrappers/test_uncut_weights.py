@@ -79,6 +79,25 @@ def test_what_has_been_cut_since_is_not_remarked(kernel):
     assert len(said(optimizer.explain().notes)) == 1
 
 
+def test_modulations_are_remarked(kernel):
+    """Of diffusion transformers: by a module's name, or by its class; a square one has one part."""
+
+    class AdaLayerNormZero(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(16, 96)
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(16, 96))
+            self.img_mod, self.modulation = nn.ModuleDict({"lin": nn.Linear(16, 96)}), nn.Linear(16, 16)
+            self.norm1, self.up = AdaLayerNormZero(), nn.Linear(16, 96)
+
+    (line,) = said(kernel.Muon(kernel.groups_for(nn.ModuleDict({"block": Block()}))).explain().notes)
+    assert "block.adaLN_modulation.1.weight" in line and "and 2 more" in line and "shifts, scales and gates" in line
+
+
 def test_a_remark_stays_until_all_that_it_asks_for_is_given(kernel):
     """Of this stack no size shows how it lies, so that it is not cut, either."""
     model = nn.ModuleDict({"ffn": Experts()})

@@ -17,8 +17,8 @@ from ..parameters.routing import MIN_SIDE
 # These weights can only be cut by head. In the first one the query, key and value rows of each head, or block of heads,
 # are together; the names of the others do not tell the order of rows.
 BY_HEAD = {"query_key_value", "in_proj_qkv", "in_proj_qkvz", "kv", "kv_proj", "to_kv", "att_proj"}
-# So it is in transformers' classes of these names, in GPTBigCode's unless all heads share one key, and in attentions of
-# timm's MaxViT, whose attribute `head_first` says so.
+# So it is in transformers' classes of these names, in GPTBigCode's unless all heads share one key, in attentions of
+# timm's MaxViT, whose attribute `head_first` says so, and in torchtitan's `FusedQKVLinear`, which has `heads_per_kv`.
 _BY_HEAD_CLASSES = ("CodeGen", "GPTBigCode", "MiniMaxLightning")
 FUSED = "queries, keys and values"
 ROLES = {
@@ -88,7 +88,7 @@ def attention_parts(
 def _is_by_head(leaf: str, attention: nn.Module) -> bool:
     """Whether the rows of each head are together in the weight, or may be."""
     by_class = type(attention).__name__.startswith(_BY_HEAD_CLASSES) and not getattr(attention, "multi_query", False)
-    by_class = by_class or getattr(attention, "head_first", False) is True
+    by_class = by_class or getattr(attention, "head_first", False) is True or hasattr(attention, "heads_per_kv")
     return leaf in BY_HEAD or (by_class and _ROLE_OF[leaf] == FUSED)
 
 

@@ -22,12 +22,17 @@ from .heads import without_wrappers
 _GATE_AND_UP = "gate and up"
 _ROLES = {**ROLES, _GATE_AND_UP: {"gate_up_proj", "gate_up", "gate_and_up_proj", "w12", "w13", "Wi"}}
 _ROLE_OF = {leaf: role for role, leaves in _ROLES.items() for leaf in leaves}
+# The rows of gate and up have another order in each version of torchtitan.
+_ORDER_UNKNOWN = {"w13"}
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 _NORM_CLASS = re.compile(NORM)
 _DOWN = ("down_proj", "down", "w2")
 _RECURRENT = (nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell)
 # Weights of state space models, such as Mamba, whose modules have a parameter of this name.
 _STATE_SPACE, _DECAYS = ("in_proj", "x_proj"), "A_log"
+# Layers that make shifts, scales and gates of a condition in diffusion transformers such as DiT and Flux, by a module's
+# name, or by its class in diffusers.
+_MODULATION, _MODULATION_CLASS = re.compile(r"(^|\.)(adaln_modulation|modulation|(img|txt)_mod)\."), "AdaLayerNorm"
 
 
 class Cutting(NamedTuple):
@@ -71,7 +76,13 @@ def stack_in(name: str, p: Tensor, owner: nn.Module) -> Optional[bool]:
     if named is not None or p.ndim != 3:
         return named
     counts = [getattr(owner, key, None) for key in ("num_experts", "n_experts", "num_local_experts")]
-    return True if "expert" in type(owner).__name__.lower() or p.size(0) in counts else None
+    in_experts = "expert" in type(owner).__name__.lower() or p.size(0) in counts
+    return True if in_experts or _is_gate_beside_up(name, p) else None
+
+
+def _is_gate_beside_up(name: str, p: Tensor) -> bool:
+    """Whether gate and up are two matrices of a stack, (..., 2, rows, cols), as in torchtitan."""
+    return p.ndim > 2 and p.size(-3) == 2 and leaf_of(name) in _ORDER_UNKNOWN
 
 
 def cut_of(name: str, p: Tensor, owners: Sequence[nn.Module], cutting: Cutting) -> Cut:
@@ -133,32 +144,43 @@ def _parts(name: str, p: Tensor, axis: int, owners: Sequence[nn.Module], cutting
     leaf, rows, columns = leaf_of(name), p.size(axis), p.size(-3 - axis)
     role = _ROLE_OF.get(leaf, "matrix")
     if role == _GATE_AND_UP:
-        return _gate_and_up(role, rows, owners[0], cutting.gate_up)
+        apart = _is_gate_beside_up(name, p)
+        return (role, None, None) if apart else _gate_and_up(leaf, rows, owners[0], cutting.gate_up)
     layers = without_wrappers(owners)
     if role == "matrix" or not _in_attention(name, layers):
-        return "matrix", None, _several_in_one(leaf, layers)
+        return "matrix", None, _several_in_one(name, rows // columns, layers)
     attention = layers[1] if bare_name(name).endswith(f"{leaf}.weight") else layers[0]
     around = owners[owners.index(attention) :]
     rows_of_roles = {**rows_by_role(attention, axis), role: rows}
     return attention_parts(leaf, rows_of_roles, columns, around, cutting.config, cutting.heads)
 
 
-def _gate_and_up(role: str, rows: int, owner: nn.Module, gate_up: bool) -> Parts:
+def _gate_and_up(leaf: str, rows: int, owner: nn.Module, gate_up: bool) -> Parts:
     if getattr(owner, "has_gate", True) is False:
         return "matrix", None, None
+    if leaf in _ORDER_UNKNOWN and not hasattr(owner, "is_concatenated"):
+        remark = f"libraries differ in the order of the rows of {leaf}: if the gate is the first half"
+        return _GATE_AND_UP, None, f"{remark}, give split_rows in patterns" if gate_up else None
     # In gpt-oss the rows of gate and up alternate; its class has an attribute for this only from transformers 5 on.
     if getattr(owner, "is_concatenated", not type(owner).__name__.startswith("GptOss")) is False:
-        return role, None, "their rows alternate"
-    return role, (rows // 2, rows // 2) if gate_up and rows % 2 == 0 else None, None
+        return _GATE_AND_UP, None, "their rows alternate"
+    return _GATE_AND_UP, (rows // 2, rows // 2) if gate_up and rows % 2 == 0 else None, None
 
 
-def _several_in_one(leaf: str, layers: Sequence[nn.Module]) -> Optional[str]:
-    """Return why a weight that consists of several matrices is not cut; None if no module shows that it does."""
+def _several_in_one(name: str, squares: int, layers: Sequence[nn.Module]) -> Optional[str]:
+    """Return why a weight that consists of several matrices is not cut; None if nothing shows that it does.
+
+    `squares` is how many square matrices its rows have room for.
+    """
+    leaf = leaf_of(name)
     if isinstance(layers[0], _RECURRENT) and leaf.startswith(("weight_ih", "weight_hh")):
         return "gates of recurrent layers have not been tried apart: to cut them give split_rows in patterns"
     if leaf in _STATE_SPACE and any(hasattr(layer, _DECAYS) for layer in layers[:2]):
         order = "state space models differ in the order of their rows (gate, x, B, C, time steps)"
         return f"{order}: to cut them give split_rows in patterns"
+    by_class = any(type(layer).__name__.startswith(_MODULATION_CLASS) for layer in layers[:2])
+    if squares > 1 and (by_class or _MODULATION.search(bare_name(name).lower())):
+        return "shifts, scales and gates have not been tried apart: to cut them give split_rows in patterns"
     return None
 
 

@@ -31,15 +31,11 @@ _OUTER = ("embedding", "output_head")
 # Reasons by which routing, once it has decided, gives a matrix to the fallback. A user may give any other, and it ends
 # the advice.
 _BY_ROUTING = (*ROLES, "leading_unit_dims", "min_dim_too_small", "extreme_aspect_ratio")
-# What to write for parameters that may be stacks or convolutions, by whether they have three dimensions.
-_STACK_OR_CONVOLUTION = {
-    True: "Names do not show it, so the fallback has them. For stacks (experts, rows, cols) write expert_keys=(...) "
-    "with a component of their names, or stacked=True in their group; for convolutions stacked=False; use_muon=False "
-    "leaves them where they are",
-    False: "They are called like stacks, which have three dimensions, so the fallback has them. Give stacks the shape "
-    "(experts, rows, cols); for convolutions write stacked=False in their group; use_muon=False leaves them where they "
-    "are",
-}
+_STACK_OR_CONVOLUTION = (
+    "stacks of matrices, or convolutions? Names do not show it, so the fallback has them. For stacks (experts, rows, "
+    "cols) write expert_keys=(...) with a component of their names, or stacked=True in their group; for convolutions "
+    "stacked=False; use_muon=False leaves them where they are"
+)
 # The names that routing gives to parameters without names, and those in nn.Sequential.
 _UNNAMED, _NUMBERED = re.compile(r"param_\d+"), re.compile(r"(\d+\.)+\w+")
 
@@ -88,7 +84,7 @@ def advice(routes: Iterable[Routed]) -> list[str]:
     matrices = [route for route in routes if route.branch != "muon" and sum(size > 1 for size in route.shape) > 1]
     left = [route for route in matrices if _kind(route) in _BY_ROUTING]
     hidden = [route for route in left if _kind(route) not in _OUTER]
-    lines = _undecided(undecided)
+    lines = [f"{_described(undecided)}: {_STACK_OR_CONVOLUTION}"] if undecided else []
     unnamed = _with_empty_names(routes)
     if unnamed:
         lines.append(_nameless(unnamed))
@@ -209,15 +205,6 @@ def left_out(named: Iterable[tuple[str, Tensor]]) -> list[str]:
         f"frozen parameters are left out ({len(frozen)}, the first is {first}): to train some of them later, call "
         "groups_for before you freeze them. While frozen they cost no state"
     ]
-
-
-def _undecided(routes: Sequence[Routed]) -> list[str]:
-    lines = []
-    for is_three, text in _STACK_OR_CONVOLUTION.items():
-        these = [route for route in routes if (len(route.shape) == 3) == is_three]
-        if these:
-            lines.append(f"{_described(these)}: stacks of matrices, or convolutions? {text}")
-    return lines
 
 
 def _described(routes: Sequence[Routed]) -> str:

@@ -108,20 +108,20 @@ def matrix_view(
 ) -> MatrixView:
     """Return how `p`, which has at least two dimensions, is seen as matrices; only its shape and layout are used.
 
-    Two dimensions are one matrix (rows, cols). With `experts`, (E, rows, cols) are E matrices (`is_stack`). Others are
-    convolutions (out, in, *kernel): with `conv_mode` `flatten` one matrix (out, in * positions), with `batched` one
-    (out, in) for each position of the kernel, whose updates `normalize_spatial` divides by sqrt(positions).
+    Two dimensions are one matrix (rows, cols). With `experts`, (E, rows, cols) are E matrices (`is_stack`), and
+    (E, 2, rows, cols) are 2 E. Others are convolutions (out, in, *kernel): with `conv_mode` `flatten` one matrix
+    (out, in * positions), with `batched` one (out, in) for each position of the kernel, whose updates
+    `normalize_spatial` divides by sqrt(positions).
     `split_rows` are the row counts of the parts of each matrix, such as queries, keys and values.
 
-    Raises ValueError if row counts have another sum, experts are not 3-d, or no view flattens the layout.
+    Raises ValueError if row counts have another sum, or no view flattens the layout.
     Source: timm, https://github.com/huggingface/pytorch-image-models, timm/optim/muon.py (convolutions).
     """
     shape = tuple(p.shape)
-    if experts and len(shape) > 3:
-        raise ValueError(f"the weights of experts must be (experts, rows, cols), {name} is {shape}")
     stack_axes, row_axis, col_axes = (), 0, (1,)
     if len(shape) > 2 and experts:
-        stack_axes, row_axis, col_axes = (0,), 1, (2,)
+        *stack_axes, row_axis, last = range(len(shape))
+        stack_axes, col_axes = tuple(stack_axes), (last,)
     elif len(shape) > 2 and conv_mode == "flatten":
         col_axes = _columns_in_memory(p)
     elif len(shape) > 2:
@@ -178,8 +178,8 @@ def is_stack(name: str, ndim: int, expert_keys: Sequence[str], stacked: Optional
 
     `stacked` decides if it is not None. Otherwise the innermost telling component of the name decides: one of
     `expert_keys`, such as `experts` (a key may span several components), means a stack, and `conv` in a component
-    means a convolution. A key before a number, as in `experts.0`, names a single expert and does not count. Four and
-    more dimensions are a convolution; if an expert key is the innermost, the answer is None, since a stack has three.
+    means a convolution. A key before a number, as in `experts.0`, names a single expert and does not count. Where
+    neither is in the name, four and more dimensions are a convolution.
     """
     if ndim < 3 or stacked is not None:
         return ndim > 2 and bool(stacked)
@@ -188,7 +188,7 @@ def is_stack(name: str, ndim: int, expert_keys: Sequence[str], stacked: Optional
     stack = max((match.end() for match in keys), default=-1)
     convolution = max((match.start() for match in _CONVOLUTION.finditer(dotted.lower())), default=-1)
     if stack > convolution:
-        return True if ndim == 3 else None
+        return True
     return False if convolution >= 0 or ndim > 3 else None
 
 

@@ -30,10 +30,13 @@ _LONG = 8  # a `shared` layer deeper in the network is a table if it has so many
 _TABLES = re.compile(
     r"^(?!w_|weight_|fast_)(\w+_)?(latents?|latent_query|queries|tokens?|mem(ory|s)?|prompts?)(_\w?\d\w?)?$"
 )
-# The module that projects patches (torchvision's is `conv_proj`); its weight is at most two modules below.
+# The module that projects patches; its weight is at most two modules below.
 _PATCHES = re.compile(
     r"(^|_)patch(es)?_(embed(ding|der)?s?\d*(_proj(ection)?)?|conv|proj(ection)?|to_embedding)$|^embed_patches$"
 )
+# What projects patches under other names: kernels in DiT and in PixArt, a layer at the top in torchvision and in Flux.
+_PATCH_KERNELS = re.compile(r"^(x_embedder|pos_embed)$")
+_TOP_PATCHES = {"conv_proj", "img_in"}
 _PIXELS = 4  # a convolution with at most so many input channels reads pixels
 _PATCH_SIDE = 12  # a convolution that reads pixels reads patches of them if its kernel has at least this side
 _FEATURES = 16  # with more input channels, a module that is not the first of its kind reads the features of a stage
@@ -53,8 +56,12 @@ _DISTANCES = re.compile(r"^rel(ative)?_logits_proj$|(^|_)pos(ition)?(_[xyhwt])?_
 # Names of output heads: of layers anywhere, of parts of the whole network, and of layers at its top level.
 _HEADS = {"lm_head", "output_head", "output_layer", "output_projection", "classifier", "score", "logits", "to_logits"}
 _HEADS |= {"unembed", "decoder", "qa_outputs", "codec_head"}
-# Ends of the names of heads outside of blocks: of Inception-ResNet, of Janus, of a transducer's joint network.
-_ENDS_OF_HEADS = re.compile(r"(^|\.)(classif|vision_head|joint\.head)\.weight$")
+# Ends of the names of heads outside of blocks: of Inception-ResNet, of Janus, of a transducer's joint network, of DiT.
+_ENDS_OF_HEADS = re.compile(r"(^|\.)(classif|vision_head|joint\.head|final_layer\.linear)\.weight$")
+# Heads that predict further tokens, in numbered blocks: of DeepSeek-V3 and GLM, of others' `mtp` layers, of Medusa.
+_FURTHER_HEADS = re.compile(
+    r"(^|\.)(shared_head\.(head|output)|mtp(_\w+)?(\.\w+)*\.(head|lm_head)|medusa_heads?\.\d+\.\d+)\.weight$"
+)
 # Layers that score classes or tokens, also several of them in a list.
 _SCORES = re.compile(
     r"^(cls|class)_(scores?|logits|predictor|embed|labels_classifier)$|(?<!pre)_logits$|^logits_|_score_head$"
@@ -100,7 +107,8 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
         return f"embedding:{table}"
     scores = _SCORES.search(next((part for part in reversed(parts[:-1]) if not part.isdigit()), ""))
     named = scores or layer in _HEADS or inside[0] in _TOP_PARTS or (at_top and _TOP_LAYER.match(layer))
-    named = named or (not _is_in_a_block(parts) and _ENDS_OF_HEADS.search(".".join(parts)))
+    path = ".".join(parts)
+    named = named or (not _is_in_a_block(parts) and _ENDS_OF_HEADS.search(path)) or _FURTHER_HEADS.search(path)
     if named and not _RECURRENT.match(parts[-1]):
         return f"output_head:{layer}"
     narrow = shape[0] < shape[1] or adapted != bare
@@ -140,10 +148,16 @@ def _patch_embedding(parts: Sequence[str], at_top: bool, shape: tuple[int, ...])
     Without such a name it is the layer, if its kernels are as large as patches and read pixels.
     """
     near = [part for part in parts if not part.isdigit()][-3:]
-    word = next((part for part in near if _PATCHES.search(part) or (at_top and part == "conv_proj")), None)
+    is_kernel = len(shape) > 3
+
+    def projects_patches(part: str) -> bool:
+        named = _PATCHES.search(part) or (is_kernel and _PATCH_KERNELS.search(part))
+        return bool(named) or (at_top and part in _TOP_PATCHES)
+
+    word = next(filter(projects_patches, near), None)
     if word is not None:
-        return None if len(shape) > 3 and shape[1] > _FEATURES and _is_later_stage(parts, word) else word
-    reads_pixels = len(shape) > 3 and shape[1] <= _PIXELS and shape[-1] == shape[-2] >= _PATCH_SIDE
+        return None if is_kernel and shape[1] > _FEATURES and _is_later_stage(parts, word) else word
+    reads_pixels = is_kernel and shape[1] <= _PIXELS and shape[-1] == shape[-2] >= _PATCH_SIDE
     return parts[-2] if reads_pixels and len(parts) > 1 else None
 
 

@@ -66,7 +66,7 @@ def decide(
     """Return the branch, `muon` or `adamw`, and the reason; `names` are all the names of a tied parameter.
 
     `is_muon` decides first, then the parameter's attribute `use_muon`, then shapes and names. For a `stack` of matrices
-    (E, rows, cols) the shape of one matrix counts. If `stack` is None, the parameter may be a stack or a convolution:
+    (..., rows, cols) the shape of one matrix counts. If `stack` is None, the parameter may be a stack or a convolution:
     it goes to AdamW, with the reason `UNDECIDED` if Muon could update it in one of the two readings. Raises TypeError
     for another answer of `is_muon`, and ValueError if Muon is asked to update something that is not a matrix.
     """
@@ -80,7 +80,7 @@ def decide(
             check_matrix(names[0], p)
         return ("muon" if verdict else "adamw"), reason
     shape = tuple(p.shape)
-    readings = {True: (shape[1:],), False: (shape,), None: (shape, shape[1:])}[stack]
+    readings = {True: (shape[-2:],), False: (shape,), None: (shape, shape[-2:])}[stack]
     lora = lora_factor(names[0])
     verdicts = [shape_verdict(reading, max_aspect=math.inf if lora else MAX_ASPECT) for reading in readings]
     if verdicts[0][1] in _NO_MATRIX:

@@ -85,8 +85,10 @@ class Shards:
 
     def holders(self, index: int) -> tuple[int, ...]:
         """Return the ranks that have a part of the matrix at `index`. A part may be empty if the split is uneven."""
-        holders = self._holders_in_stack
-        return self.layout.mesh.members if holders is None else holders.get(index // len(self.view.rows), ())
+        if self._holders_in_stack is None:
+            return self.layout.mesh.members
+        at_one_index = len(self.view.rows) * self._inner(self.view.stack_axes)
+        return self._holders_in_stack.get(index // at_one_index, ())
 
     def has_something(self, index: int, rank: int) -> bool:
         """Whether `rank` is one of the holders of the matrix at `index`."""
@@ -107,7 +109,7 @@ class Shards:
 
     @functools.cached_property
     def _holders_in_stack(self) -> Optional[dict[int, tuple[int, ...]]]:
-        """The holders of each index of the stack; None if it is not split, so that all ranks hold all of it."""
+        """The holders of each index of a stack's first dimension; None if all ranks hold all of it."""
         return _holders(self.layout) if self.layout.split_dims & {*self.view.stack_axes} else None
 
     @functools.cached_property
@@ -132,8 +134,12 @@ class Shards:
         """Return the indices along `axes`, flattened. Only the first of them may be split (`check_shards`)."""
         if not axes:
             return ((0, 1),)
-        inner = math.prod(self.layout.shape[axis] for axis in axes[1:])
+        inner = self._inner(axes)
         return tuple((start * inner, stop * inner) for start, stop in runs[axes[0]])
+
+    def _inner(self, axes: tuple[int, ...]) -> int:
+        """Return the size of one index along the first of `axes`."""
+        return math.prod(self.layout.shape[axis] for axis in axes[1:])
 
 
 @functools.lru_cache(maxsize=256)
@@ -188,12 +194,19 @@ def check_blocks(name: str, view: MatrixView, layout: Layout) -> None:
 
 
 def check_shards(name: str, shards: Shards) -> None:
-    """Raise ValueError for a convolution whose parts would not be blocks of rows and columns.
+    """Raise ValueError for convolutions whose parts would not be blocks of rows and columns, and for stacks in stacks.
 
-    That is one sharded along its kernel dimensions, or along `in` while its memory order is not contiguous.
+    That is a convolution sharded along its kernel dimensions, or along `in` while its memory order is not contiguous,
+    and a stack sharded along another of its dimensions than the first.
     """
     view, dims = shards.view, shards.layout.split_dims
-    if view.row_axis != 0:  # no convolution, but experts or a transposed matrix: all dimensions may be split
+    if view.row_axis != 0:  # no convolution, but a stack or a transposed matrix, whose rows and columns may be split
+        inner = dims & {*view.stack_axes[1:]}
+        if inner:
+            raise ValueError(
+                f"{name}, a stack of matrices {shards.layout.shape}, is sharded along dimension {min(inner)}: of the "
+                f"dimensions in front of rows and columns, Muon needs only the first sharded"
+            )
         return
     contiguous = view.col_axes == tuple(sorted(view.col_axes))
     if max(dims, default=0) > 1 or (1 in dims and not contiguous):
