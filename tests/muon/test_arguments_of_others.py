@@ -14,8 +14,7 @@ from torch.nn import Parameter
         ("lr_adamw", ": write adamw_lr"),
         ("muon_params", r": write params, all of them: model\.named_parameters\(\), or \[{'params': .*"),  # Moonlight's
         ("adamw_params", r": write params, all of them: model\.named_parameters\(\), or \[{'params': .*"),
-        ("adamw_wd", ": write weight_decay in the group of the parameters that AdamW updates"),  # Keller Jordan's, once
-        ("adamw_weight_decay", ": write weight_decay in the group of the parameters that AdamW updates"),
+        ("adamw_wd", ": write adamw_weight_decay"),  # Keller Jordan's, once
         ("weight_decay_method", ": write decay_mode"),  # Emerging-Optimizers'
         ("fallback_lr", ": write adamw_lr"),
         ("ns_eps", ": write eps"),

@@ -44,6 +44,54 @@ def test_nearest_learning_rate_wins(kernel, group, constructor, expected):
     assert (made["lr"], made["lr_factor"]) == expected
 
 
+@pytest.mark.parametrize(
+    "group, constructor, expected",
+    [
+        ({}, dict(weight_decay=0.25), 0.25),
+        ({}, dict(weight_decay=0.25, adamw_weight_decay=0.5), 0.5),
+        ({}, dict(weight_decay=0.25, adamw_weight_decay=0.0), 0.0),
+        ({"weight_decay": 0.0}, dict(weight_decay=0.25, adamw_weight_decay=0.5), 0.0),
+        ({"weight_decay": 0.75, "adamw_weight_decay": 1.5}, dict(adamw_weight_decay=0.5), 1.5),
+        ({"adamw_weight_decay": 1.5}, dict(weight_decay=0.25), 1.5),
+        ({"use_muon": False}, dict(weight_decay=0.25, adamw_weight_decay=torch.tensor(0.5)), 0.5),
+    ],
+    ids=str,
+)
+def test_nearest_weight_decay_wins(kernel, group, constructor, expected):
+    """As for the learning rate; it is AdamW's alone, whether its parameters come alone or beside matrices."""
+    group = {"params": [("norm.weight", Parameter(torch.ones(8)))], **group}
+    (made,) = kernel.Muon([group], **constructor).param_groups
+    assert made["weight_decay"] == expected and made["adamw_weight_decay"] is None
+    if "use_muon" not in group:
+        both = {**group, "params": [*group["params"], ("up.weight", Parameter(torch.ones(8, 8)))]}
+        muons, adamws = kernel.Muon([both], **constructor).param_groups
+        assert adamws["weight_decay"] == expected
+        assert muons["weight_decay"] == group.get("weight_decay", constructor.get("weight_decay", 0.1))
+
+
+def test_adamws_parameters_decay_by_their_own_weight_decay(kernel):
+    """Gradients of zero move nothing, so that a step shows the decay alone."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items(), lr=0.5, weight_decay=0.25, adamw_weight_decay=0.5)
+    before = {name: p.detach().clone() for name, p in params.items()}
+    for p in params.values():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    branches = {row.name: row.branch for row in optimizer.explain().rows}
+    assert set(branches.values()) == {"muon", "adamw"}
+    for name, p in params.items():
+        keep = 1 - 0.5 * (0.25 if branches[name] == "muon" else 0.5)
+        torch.testing.assert_close(p.detach(), keep * before[name], rtol=1e-6, atol=0)
+
+
+def test_adamw_weight_decay_of_a_made_group_is_refused(kernel):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items(), adamw_weight_decay=0.01)
+    optimizer.param_groups[1]["adamw_weight_decay"] = 0.02
+    with pytest.raises(ValueError, match=r"adamw_weight_decay=0\.02 .* do nothing: write weight_decay in AdamW's"):
+        take_steps(optimizer, params, [0])
+
+
 def test_a_factor_is_refused_for_matrices(kernel):
     group = {"params": [Parameter(torch.ones(8, 8))], "lr_factor": 0.5}
     with pytest.raises(ValueError, match=r"lr_factor=0\.5 is for groups that AdamW updates: in Muon's groups write lr"):

@@ -138,6 +138,8 @@ class Muon(Optimizer):
             group of matrices alone it has no effect. What is kept is the ratio `lr_factor = adamw_lr / lr`, so
             schedulers need to change `lr` alone. A tensor, or a value beside `lr=0`, has no ratio: the fallback's group
             then gets it as its own `lr`.
+        adamw_weight_decay: weight decay of the fallback's parameters; None means `weight_decay`. Given to the
+            constructor, it applies to the groups without a `weight_decay` of their own, as `adamw_lr` does.
         adamw_betas: betas of the fallback.
         adamw_eps: eps of the fallback.
         stochastic_rounding: round half-precision matrices up or down at random, without bias; the fallback's
@@ -238,6 +240,7 @@ class Muon(Optimizer):
         is_muon: Optional[IsMuon] = None,
         fallback: str = "adamw",
         adamw_lr: float | Tensor | None = None,
+        adamw_weight_decay: float | Tensor | None = None,
         adamw_betas: tuple[float, float] = (0.9, 0.95),
         adamw_eps: float = 1e-8,
         stochastic_rounding: bool = False,

@@ -9,7 +9,7 @@ from ..rules.fallback_table import FALLBACKS
 from .writing import number_set, plain_number
 
 # Settings that are not listed, because each group's line shows them, as they are or in another form.
-_NOT_LISTED = ("lr", "weight_decay", "adamw_lr", "fallback")
+_NOT_LISTED = ("lr", "weight_decay", "adamw_lr", "adamw_weight_decay", "fallback")
 # The most lines of groups, so that the text fits a screen.
 _MOST_LINES = 16
 

@@ -17,12 +17,11 @@ from .sequences import is_sequence
 
 _TWO_GROUPS = "[{'params': ..., 'use_muon': True}, {'params': ..., 'use_muon': False}]"
 _ALL_PARAMS = f"params, all of them: model.named_parameters(), or {_TWO_GROUPS}"
-_DECAY_OF_OTHERS = "weight_decay in the group of the parameters that AdamW updates"
 # Arguments of other optimizers, and their names here.
 ELSEWHERE = {
     "adam_lr": "adamw_lr",
     "adamw_params": _ALL_PARAMS,
-    **dict.fromkeys(("adam_weight_decay", "adamw_wd", "adamw_weight_decay", "fallback_wd"), _DECAY_OF_OTHERS),
+    **dict.fromkeys(("adam_weight_decay", "adamw_wd", "fallback_wd"), "adamw_weight_decay"),
     "backend_steps": "ns_steps",
     "betas": "adamw_betas for the parameters that AdamW updates, and momentum for Muon's",
     "beta": "momentum",

@@ -8,7 +8,7 @@ from typing import Any, Sequence
 
 from ..rules.decay import scaled_decay
 from .setting_values import flag
-from .settings import SCHEDULED, SETTINGS, Group, live_number, plain_settings
+from .settings import DISSOLVED, SCHEDULED, SETTINGS, Group, live_number, plain_settings
 
 # Schedulers set the others at every step.
 _COMPARED = itemgetter("use_muon", *(key for key in SETTINGS if key not in SCHEDULED))
@@ -43,8 +43,8 @@ def make_live_numbers_plain_(groups: Sequence[Group]) -> None:
 def make_plain_(groups: Sequence[dict[str, Any]]) -> None:
     """Make the settings of groups plain in place, since users may have changed them.
 
-    Raises the errors of `plain_settings`, and ValueError for `corrected` decay without `decay_lr` and for `adamw_lr`
-    and `betas`, which no step reads; then no group has changed.
+    Raises the errors of `plain_settings`, and ValueError for `corrected` decay without `decay_lr`, and for what
+    no step reads: `betas` and `DISSOLVED`. Then no group has changed.
     """
     for group in groups:
         flag("use_muon", group["use_muon"])
@@ -55,11 +55,11 @@ def make_plain_(groups: Sequence[dict[str, Any]]) -> None:
             )
     plain = [plain_settings(group, is_made=True) for group in groups]
     for settings in plain:
-        if settings["adamw_lr"] is not None:
-            raise ValueError(
-                f"adamw_lr={settings['adamw_lr']} in a group of an optimizer that is already made would do nothing: "
-                "AdamW's groups move by lr * lr_factor, so write their lr or lr_factor"
-            )
+        for key, instead in DISSOLVED.items():
+            if settings[key] is not None:
+                raise ValueError(
+                    f"{key}={settings[key]} in a group of an optimizer that is already made would do nothing: {instead}"
+                )
         scaled_decay(settings["decay_mode"], 0.0, 0.0, settings["decay_lr"])  # raises without a `decay_lr`
     for group, settings in zip(groups, plain):
         group.update(settings)

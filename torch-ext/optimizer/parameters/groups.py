@@ -12,11 +12,11 @@ from .checks import check_parameter, check_trainable
 from .group_keys import check_keys
 from .matrices import is_stack, moments_in_group, view_in_group
 from .momentum_blocks import blocks_in_group
-from .rates import fallback_rate, first_decay_lr
+from .rates import fallback_decay, fallback_rate, first_decay_lr
 from .routing import IsMuon, decide, unique_parameters
 from .sequences import is_sequence
 from .setting_values import flag
-from .settings import Group, keeps_norm, plain_settings
+from .settings import DISSOLVED, Group, keeps_norm, plain_settings
 from .state import STATE_FORMAT, check_loaded
 from .synonyms import as_adamws, check_implementations, pop_branch_, pop_implementations_
 
@@ -53,6 +53,8 @@ def split_group(
     settings = plain_settings({**settings, **as_adamws(changed, defaults, both="muon" in branches)})
     settings.pop("betas", None)
     rates = {"muon": (settings["lr"], 1.0), "adamw": fallback_rate(changed, settings, defaults["adamw_lr"])}
+    adamw_decay = fallback_decay(changed, settings, defaults["adamw_weight_decay"])
+    decays = {"muon": settings["weight_decay"], "adamw": adamw_decay}
     if branches == ["muon"]:
         rates["muon"] = settings["lr"], settings["lr_factor"]  # the checks at the end refuse factors other than 1
     if len(branches) > 1 and settings["decay_lr"] is not None and len({float(lr) for lr, _ in rates.values()}) > 1:
@@ -64,7 +66,7 @@ def split_group(
     for branch in branches:
         lr, factor = rates[branch]
         changes = {"use_muon": branch == "muon", "lr": lr, "lr_factor": factor, "params": list(found[branch].items())}
-        changes.update(adamw_lr=None, decay_lr=first_decay_lr(settings, lr))
+        changes.update(weight_decay=decays[branch], decay_lr=first_decay_lr(settings, lr), **dict.fromkeys(DISSOLVED))
         groups.append({**settings, **changes, "param_names": [], **_SAVED_BY})
     return groups, reasons
 
@@ -125,9 +127,9 @@ def loaded_group(
     `offload` stays as it is here, because it depends on the machine. `master_weights` stays too; `check_loaded` refuses
     remainders in a file if none are wanted. `expert_keys` stays if the file has none, and so do `other_meanings` if the
     file, which may be torch's, has no `decay_mode`. If a file has `lr` without `lr_factor`, as in format 1, the factor
-    is 1. An `adamw_lr` is dropped, since the factor has it. `state` is the loaded state by parameter; the first
-    parameter of this group has the position `first` in the file. Raises ValueError or TypeError if group or state do
-    not fit, or if a parameter would be seen as other matrices than when it was saved.
+    is 1. `DISSOLVED` arguments are dropped, since the group has them in other keys. `state` is the loaded state by
+    parameter; the first parameter of this group has the position `first` in the file. Raises ValueError or TypeError if
+    group or state do not fit, or if a parameter would be seen as other matrices than when it was saved.
     """
     _check_same_group(current, saved)
     saved = dict(saved)
@@ -146,7 +148,7 @@ def loaded_group(
         )
     if "decay_mode" not in saved:  # torch's
         saved = {key: value for key, value in saved.items() if key not in other_meanings(current)}
-    kept = {**{key: current[key] for key in _KEPT}, "adamw_lr": None}
+    kept = {**{key: current[key] for key in _KEPT}, **dict.fromkeys(DISSOLVED)}
     if not saved.get("expert_keys"):
         kept["expert_keys"] = current["expert_keys"]
     if "lr" in saved and "lr_factor" not in saved:

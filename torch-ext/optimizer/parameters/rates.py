@@ -66,6 +66,19 @@ def fallback_rate(changed: Group, settings: Group, default_adamw_lr: Optional[Nu
     return lr, rate / now
 
 
+def fallback_decay(changed: Group, settings: Group, default_adamw_weight_decay: Optional[Number]) -> Number:
+    """Return the `weight_decay` of an AdamW group with these `settings`, some of which the user has `changed`.
+
+    The first of these that is given counts: the group's `adamw_weight_decay`, its `weight_decay`, the default
+    `adamw_weight_decay`.
+    """
+    if changed.get("adamw_weight_decay") is not None:
+        return settings["adamw_weight_decay"]
+    if changed.get("weight_decay") is None and default_adamw_weight_decay is not None:
+        return default_adamw_weight_decay
+    return settings["weight_decay"]
+
+
 def first_decay_lr(settings: Group, lr: float | Tensor) -> Optional[float]:
     """Return the `decay_lr` of a group: the given one, else `lr`, with which it starts, if its decay mode uses one.
 

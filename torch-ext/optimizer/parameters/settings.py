@@ -145,8 +145,8 @@ SETTINGS: dict[str, Setting] = {
     "transposed": Setting(flag, Role.MATRICES),
     "split_rows": Setting(optional(plain_split_rows), Role.MATRICES),
     "fallback": Setting(one_of(tuple(FALLBACKS)), Role.LIVE),
-    # Becomes the `lr_factor` of the fallback's groups, and None in all groups.
     "adamw_lr": Setting(optional(plain_number_or_tensor), Role.HOST),
+    "adamw_weight_decay": Setting(optional(plain_number_or_tensor), Role.HOST),
     "lr_factor": Setting(plain_number, Role.LIVE),
     "adamw_betas": Setting(plain_betas, Role.LIVE),
     "adamw_eps": Setting(plain_number, Role.LIVE),
@@ -155,6 +155,11 @@ SETTINGS: dict[str, Setting] = {
     "momentum_dtype": Setting(plain_momentum_dtype, Role.STATE),
     "offload": Setting(flag, Role.METHOD),
     "capturable": Setting(flag, Role.HOST),
+}
+# Arguments that become other keys of the fallback's groups, and what to write there once the optimizer is made.
+DISSOLVED = {
+    "adamw_lr": "AdamW's groups move by lr * lr_factor, so write their lr or lr_factor",
+    "adamw_weight_decay": "write weight_decay in AdamW's groups",
 }
 # Settings that only a group can have, with their defaults.
 OF_GROUPS = {"transposed": False, "split_rows": None, "decay_lr": None, "lr_factor": 1.0}
