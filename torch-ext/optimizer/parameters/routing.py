@@ -15,7 +15,7 @@ from .synonyms import wish_of
 
 # The reason for parameters that may be stacks of matrices or convolutions.
 UNDECIDED = "stack_or_convolution"
-# Verdicts on shapes that are not matrices, whether read as stacks or as convolutions.
+# Objections to shapes that are not matrices, whether read as stacks or as convolutions.
 _NO_MATRIX = ("insufficient_dims", "leading_unit_dims")
 MIN_SIDE = 4
 MAX_ASPECT = 128.0
@@ -82,32 +82,30 @@ def decide(
     shape = tuple(p.shape)
     readings = {True: (shape[-2:],), False: (shape,), None: (shape, shape[-2:])}[stack]
     lora = lora_factor(names[0])
-    verdicts = [shape_verdict(reading, max_aspect=math.inf if lora else MAX_ASPECT) for reading in readings]
-    if verdicts[0][1] in _NO_MATRIX:
-        return "adamw", verdicts[0][1]
+    objections = [objection_to(reading, math.inf if lora else MAX_ASPECT) for reading in readings]
+    if objections[0] in _NO_MATRIX:
+        return "adamw", objections[0]
     for name in names:  # before the sides, so that a long table is reported as a table
         role = role_by_name(name, readings[0], bool(stack))
         if role is not None:
             return "adamw", role
-    if not any(suitable for suitable, _ in verdicts):
-        return "adamw", verdicts[0][1]
+    if None not in objections:
+        return "adamw", objections[0]
     return ("adamw", UNDECIDED) if stack is None else ("muon", lora or "matrix")
 
 
-def shape_verdict(shape: tuple[int, ...], min_side: int = MIN_SIDE, max_aspect: float = MAX_ASPECT) -> tuple[bool, str]:
-    """Return whether a parameter of this shape is worth orthogonalizing, and the rule that decided.
+def objection_to(shape: tuple[int, ...], max_aspect: float) -> Optional[str]:
+    """Return the rule by which a parameter of this shape is not worth orthogonalizing, None if it is.
 
-    Its shorter side must be at least `min_side`, the longer at most `max_aspect` times that. Shapes of more than two
+    Its shorter side must be at least `MIN_SIDE`, the longer at most `max_aspect` times that. Shapes of more than two
     dimensions count as (out, product of the rest). The rules and their names are those of timm,
     https://github.com/huggingface/pytorch-image-models, timm/optim/muon.py.
     """
     if len(shape) < 2 or sum(size > 1 for size in shape) < 2:
-        return False, "insufficient_dims"
+        return "insufficient_dims"
     if shape[0] == 1 or shape[1] == 1:
-        return False, "leading_unit_dims"
+        return "leading_unit_dims"
     short, long = sorted((shape[0], math.prod(shape[1:])))
-    if short < min_side:
-        return False, f"min_dim_too_small:{short}"
-    if long / short > max_aspect:
-        return False, f"extreme_aspect_ratio:{long / short:.1f}"
-    return True, "ok"
+    if short < MIN_SIDE:
+        return f"min_dim_too_small:{short}"
+    return f"extreme_aspect_ratio:{long / short:.1f}" if long / short > max_aspect else None
