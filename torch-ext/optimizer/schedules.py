@@ -91,9 +91,9 @@ WHOLE = {
         "https://huggingface.co/deepseek-ai/DeepSeek-V4-Pro/blob/main/DeepSeek_V4.pdf",
     ),
 }
-# Other projects' names for them: torch's pull request 179273; Emerging-Optimizers and Paddle.
-ALIASES = {"jordan": "original", "deepseekv4": "deepseek_v4"}
-_NAMES = ", ".join([*PRESETS, *WHOLE, *ALIASES])
+# And other projects' names: that of torch's pull request 179273, and that of Emerging-Optimizers and Paddle.
+_BY_NAME = {**PRESETS, **WHOLE, "jordan": PRESETS["original"], "deepseekv4": WHOLE["deepseek_v4"]}
+_NAMES = ", ".join(_BY_NAME)
 
 
 def resolve_schedule(ns_coefficients: Union[str, Sequence], ns_steps: int) -> Schedule:
@@ -228,10 +228,9 @@ def _solve(rows, right):
 
 
 def _preset(name: str) -> Preset:
-    named = {**PRESETS, **WHOLE}
-    if ALIASES.get(name, name) not in named:
+    if name not in _BY_NAME:
         raise ValueError(f"ns_coefficients {name!r} is none of the presets {_NAMES}")
-    return named[ALIASES.get(name, name)]
+    return _BY_NAME[name]
 
 
 def without_arrays(value: Any) -> Any:
