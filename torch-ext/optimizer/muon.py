@@ -563,7 +563,7 @@ class Muon(Optimizer):
         self._agreement.forget()
 
     def _take_step(self, closure: Optional[Callable[[], Any]]) -> Any:
-        check_capture(self.param_groups, self._clip is not None and self._clip.reports)
+        check_capture(self.param_groups, self._clip is not None and self._clip.report is not None)
         self._check_last_step()
         check_closure(closure)
         loss = None

@@ -37,10 +37,10 @@ class QKClip:
     """
 
     def __init__(self, settings: Mapping[str, Any]):
-        self._settings = clip_settings(settings)
-        self._report: Optional[Callable[[int, int], None]] = settings.get("report")
-        if self._report is not None and not callable(self._report):
-            raise TypeError(f"report of qk_clip must be a function of two counts, or None, got {self._report!r}")
+        self.settings = clip_settings(settings)
+        self.report: Optional[Callable[[int, int], None]] = settings.get("report")
+        if self.report is not None and not callable(self.report):
+            raise TypeError(f"report of qk_clip must be a function of two counts, or None, got {self.report!r}")
         self._parameters: dict[str, Tensor] = {}
         self._attentions: list[Attention] = []
         self._ranks: Optional[Ranks] = None  # that share the weights
@@ -51,31 +51,18 @@ class QKClip:
         self.counts: Optional[Tensor] = None  # int64 (2): heads clipped at the last step, and heads not finite
         self._unreported = False  # whether there are counts that were not given to `report`
 
-    def __str__(self) -> str:
-        return f"qk_clip {self._settings}"
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """What was asked for, with what was left to the defaults; without `report`."""
-        return self._settings
-
     @property
     def device(self) -> torch.device:
         """The device on which logits are observed: that of the weights when the plan was made."""
         return self._largest.device
-
-    @property
-    def reports(self) -> bool:
-        """Whether there is a function to report counts to."""
-        return self._report is not None
 
     def replace_positions(self, given: Sequence[str]) -> None:
         """Put names in place of the positions in `layers`; `given` are the parameters' names in the user's order.
 
         Raises ValueError for a position that no parameter has.
         """
-        if self._settings.layers is not None:
-            self._settings = self._settings._replace(layers=without_positions(self._settings.layers, given))
+        if self.settings.layers is not None:
+            self.settings = self.settings._replace(layers=without_positions(self.settings.layers, given))
 
     def follow(self, names: Sequence[str], parameters: Sequence[Tensor], replica_ranks: Optional[Ranks] = None) -> None:
         """Find the attentions of these parameters. If the heads are the same as before, observed logits are kept.
@@ -85,7 +72,7 @@ class QKClip:
         name of one of their weights.
         """
         self._parameters = dict(zip(names, parameters))
-        found = attentions(self._settings, {name: tuple(p.shape) for name, p in self._parameters.items()})
+        found = attentions(self.settings, {name: tuple(p.shape) for name, p in self._parameters.items()})
         weights = {name: self._parameters[name] for attention in found for name in attention.weights}
         twice = [name for name in repeated(names) if name in weights]
         if twice:
@@ -133,7 +120,7 @@ class QKClip:
             raise ValueError(f"qk_clip has no layer {layer!r}, only {', '.join(map(repr, self._by_key))}")
         heads, device = attention.heads, self._largest.device
         if logits.shape[-1:] != (heads,) or logits.device != device:
-            may_share = attention.is_fused and not self._settings.num_kv_heads and logits.device == device
+            may_share = attention.is_fused and not self.settings.num_kv_heads and logits.device == device
             advice = ". If heads of the fused weight share keys, qk_clip needs num_kv_heads" if may_share else ""
             if logits.ndim > 2 and logits.shape[-1:] != (heads,):
                 advice = f". Give the largest logit of each head: logits.amax((-2, -1)){advice}"
@@ -163,8 +150,8 @@ class QKClip:
         Either may raise.
         """
         self._count_unobserved()
-        if self._report is not None and self._unreported:
-            self._report(*map(int, self.counts))
+        if self.report is not None and self._unreported:
+            self.report(*map(int, self.counts))
         self._unreported = False
 
     def take_scales(self, scalings: Scalings) -> dict[Tensor, Tensor]:
@@ -177,7 +164,7 @@ class QKClip:
         logits are kept, as where GradScaler leaves out the call of `step`. On ranks that have none of these weights the
         result is empty.
         """
-        largest, threshold = self._largest, self._settings.threshold
+        largest, threshold = self._largest, self.settings.threshold
         if not self._is_here:
             return {}
         if self._ranks is not None:

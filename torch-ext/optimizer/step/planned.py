@@ -111,13 +111,14 @@ class Planned:
 
     def _common_line(self) -> str:
         """Return what ranks compare besides parameters and settings."""
-        clip, build = self._clip or "no qk_clip", build_info()
+        clip = "no qk_clip" if self._clip is None else f"qk_clip {self._clip.settings}"
+        build = build_info()
         common = (
             "the optimizer",
             f"commit {build.commit}, changed {build.dirty}, of version {build.version}",
             f"{self._exchange}",
             f"release_grads={self._release_grads}",
-            f"{clip}",
+            clip,
             f"float32 products rounded by {float32_roundoffs()}",
         )
         return BETWEEN.join(common)
