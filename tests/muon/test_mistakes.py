@@ -111,7 +111,7 @@ SETTINGS = {
     "clip's key": (
         lambda k: attended(k, layer=1),
         ValueError,
-        r"qk_clip has no keys \['layer'\], only alpha, by_head, head_dim",
+        r"qk_clip has no keys \['layer'\], only alpha, by_head, head_dim, .*, report, ",
     ),
     "clip's layers": (lambda k: attended(k, layers=[("x", "k.weight")]), ValueError, r"are not parameters: \['x'\]"),
     "clip's layer": (lambda k: attended(k).observe_qk_logits("up", torch.ones(2)), ValueError, "no layer 'up', only 0"),

@@ -26,7 +26,7 @@ _OF_QUERIES = "q_proj_weight"
 _LATENT = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _COUNTS = ("head_dim", "num_kv_heads", *_LATENT)
 _INDICES = ("q_indices", "k_indices")
-_KEYS = {"threshold", "alpha", "layers", "is_mla", "by_head", *_INDICES, *_COUNTS}
+_KEYS = {"threshold", "alpha", "layers", "is_mla", "by_head", "report", *_INDICES, *_COUNTS}
 
 
 class ClipSettings(NamedTuple):
@@ -79,7 +79,7 @@ def clip_settings(qk_clip: Mapping[str, Any]) -> ClipSettings:
     """
     if not isinstance(qk_clip, Mapping):
         raise TypeError(f"qk_clip must be a dict of settings, got {type(qk_clip).__name__}")
-    unknown = set(qk_clip) - _KEYS - {"report"}  # which is for the caller
+    unknown = set(qk_clip) - _KEYS
     if unknown:
         raise ValueError(f"qk_clip has no keys {sorted(map(str, unknown))}, only {', '.join(sorted(_KEYS))}")
     threshold = plain_positive("threshold of qk_clip", qk_clip.get("threshold", 100))
