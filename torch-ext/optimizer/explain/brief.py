@@ -6,7 +6,7 @@ from typing import Any, Mapping, Sequence
 
 from ..parameters.settings import SETTINGS, Group
 from ..rules.fallback_table import FALLBACKS
-from .writing import number_set, plain_number
+from .writing import number_set, shown_number
 
 # Settings that are not listed, because each group's line shows them, as they are or in another form.
 _NOT_LISTED = ("lr", "weight_decay", "adamw_lr", "adamw_weight_decay", "fallback")
@@ -45,7 +45,7 @@ def _group(group: Group, given: Mapping[str, Any]) -> str:
     count = len(group["params"])
     others = {key: group[key] for key in SETTINGS if key not in _NOT_LISTED and group[key] != given.get(key)}
     role = {"role": group["role"]} if "role" in group else {}
-    shown = {**{key: plain_number(group[key]) for key in ("lr", "weight_decay")}, **role, **others}
+    shown = {**{key: shown_number(group[key]) for key in ("lr", "weight_decay")}, **role, **others}
     return f"{count} {_parameters(count)} by {_branch(group)}, {_written(shown)}"
 
 

@@ -29,7 +29,7 @@ from ..plan.plain_parts import plain_parts
 from ..plan.plan import Plan, SharedWork, State
 from ..rules.fallback_table import FALLBACKS
 from .table import Explanation, Route
-from .writing import bytes_text, effective_lr, plain_number
+from .writing import bytes_text, effective_lr, shown_number
 
 # The note about a variant without a compiled library.
 _PORTABLE = (
@@ -206,7 +206,7 @@ def _in_group(row: Route, p: Tensor, group: Group, frozen: bool) -> Route:
     return row._replace(
         kernel=kernel,
         lr=effective_lr(group),
-        weight_decay=None if keeps_norm(group) else plain_number(group["weight_decay"]),
+        weight_decay=None if keeps_norm(group) else shown_number(group["weight_decay"]),
         state_bytes=sum(math.prod(kind.shape or ()) * kind.dtype.itemsize for kind in tensors.values()),
         flops=None if frozen else row.flops,
     )

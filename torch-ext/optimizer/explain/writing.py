@@ -84,7 +84,7 @@ def flops_text(flops: float) -> str:
     return f"{rounded / 1000**power:.3g} {['', *'kMGTPE'][power]}FLOP"
 
 
-def plain_number(value: Union[float, Tensor]) -> Union[float, str]:
+def shown_number(value: Union[float, Tensor]) -> Union[float, str]:
     """Return the current value of a group's number; for a tensor whose number is not at hand only its device."""
     number = number_at_hand(value)
     return f"tensor on {number.device}" if isinstance(number, Tensor) else number
@@ -92,7 +92,7 @@ def plain_number(value: Union[float, Tensor]) -> Union[float, str]:
 
 def effective_lr(group: Mapping[str, Any]) -> Union[float, str]:
     """Return the current learning rate of a group's parameters, or a text with the device of a tensor."""
-    rate, factor = plain_number(group["lr"]), group["lr_factor"]
+    rate, factor = shown_number(group["lr"]), group["lr_factor"]
     if isinstance(rate, str):
         return rate if factor == 1.0 else f"{factor:g} x {rate}"
     return rate * factor
