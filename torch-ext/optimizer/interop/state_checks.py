@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from reprlib import repr as shortened
 from typing import Any, Mapping, Optional, Sequence
 
 from torch import Tensor
 
-from ..parameters.argument_checks import shortened
 from ..parameters.setting_values import plain_number_or_tensor
 from .state_sources import Source, known_keys
 

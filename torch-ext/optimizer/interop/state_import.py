@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from numbers import Real
+from reprlib import repr as shortened
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence, Union
 
 from torch import Tensor
 
 from ..muon import Muon
-from ..parameters.argument_checks import check_state_dict, shortened
+from ..parameters.argument_checks import check_state_dict
 from ..parameters.checkpoints import THIS_PACKAGE, advice_for, source_of
 from ..parameters.groups import listed, names_of
 from ..parameters.names import bare_name, repeated
