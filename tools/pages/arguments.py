@@ -60,9 +60,8 @@ ACCEPTED = {
 
 # The column *change*, by the role of a setting in parameters/settings.py.
 WHEN = {
-    "MATRICES": "new plan",
+    "PLAN": "new plan",
     "METHOD": "new plan",
-    "STATE": "new plan",
     "RECIPE": "next step",
     "LIVE": "next step",
     "HOST": "",

@@ -55,9 +55,8 @@ _ROUNDING = 1e-9
 class Role(Enum):
     """What a setting affects; ranks compare those in `PLANNED` and in `COMPARED_AT_EVERY_STEP`."""
 
-    MATRICES = "which matrices there are: a change remakes the plan"
+    PLAN = "which matrices there are, and how state is made: a change remakes the plan"
     METHOD = "how matrices are updated: a change remakes the plan, and the matrices of a batch share the value"
-    STATE = "how state is made: a change remakes the plan"
     RECIPE = "read at every step, and the matrices of a batch share the value"
     LIVE = "read at every step, and the matrices of a batch may have different values"
     HOST = "used by this process only, or read only when groups are made"
@@ -138,12 +137,12 @@ SETTINGS: dict[str, Setting] = {
     "decay_mode": Setting(one_of(DECAY_MODES), Role.RECIPE),
     "decay_lr": Setting(optional(plain_positive), Role.LIVE),
     "maximize": Setting(flag, Role.RECIPE),
-    "conv_mode": Setting(one_of(CONV_MODES), Role.MATRICES),
-    "normalize_spatial": Setting(flag, Role.MATRICES),
-    "expert_keys": Setting(plain_names, Role.MATRICES),
-    "stacked": Setting(optional(flag), Role.MATRICES),
-    "transposed": Setting(flag, Role.MATRICES),
-    "split_rows": Setting(optional(plain_split_rows), Role.MATRICES),
+    "conv_mode": Setting(one_of(CONV_MODES), Role.PLAN),
+    "normalize_spatial": Setting(flag, Role.PLAN),
+    "expert_keys": Setting(plain_names, Role.PLAN),
+    "stacked": Setting(optional(flag), Role.PLAN),
+    "transposed": Setting(flag, Role.PLAN),
+    "split_rows": Setting(optional(plain_split_rows), Role.PLAN),
     "fallback": Setting(one_of(tuple(FALLBACKS)), Role.LIVE),
     "adamw_lr": Setting(optional(plain_number_or_tensor), Role.HOST),
     "adamw_weight_decay": Setting(optional(plain_number_or_tensor), Role.HOST),
@@ -152,7 +151,7 @@ SETTINGS: dict[str, Setting] = {
     "adamw_eps": Setting(plain_number, Role.LIVE),
     "stochastic_rounding": Setting(flag, Role.RECIPE),
     "master_weights": Setting(one_of(MASTER_WEIGHTS), Role.METHOD),
-    "momentum_dtype": Setting(plain_momentum_dtype, Role.STATE),
+    "momentum_dtype": Setting(plain_momentum_dtype, Role.PLAN),
     "offload": Setting(flag, Role.METHOD),
     "capturable": Setting(flag, Role.HOST),
 }
@@ -164,7 +163,7 @@ DISSOLVED = {
 # Settings that only a group can have, with their defaults.
 OF_GROUPS = {"transposed": False, "split_rows": None, "decay_lr": None, "lr_factor": 1.0}
 # Group keys that are not arguments of `Muon`: the branch that routing chose, and the number of steps with seeds drawn.
-_DERIVED = {"use_muon": Role.MATRICES, "rounding_step": Role.LIVE}
+_DERIVED = {"use_muon": Role.PLAN, "rounding_step": Role.LIVE}
 
 
 def keys_of(*roles: Role) -> tuple[str, ...]:
@@ -176,5 +175,5 @@ def keys_of(*roles: Role) -> tuple[str, ...]:
 # Matrices of groups that agree in these may share a batch.
 STACKED = keys_of(Role.METHOD, Role.RECIPE)
 # What a plan depends on: a change remakes it, and ranks compare these once for each plan.
-PLANNED = keys_of(Role.MATRICES, Role.METHOD, Role.STATE)
+PLANNED = keys_of(Role.PLAN, Role.METHOD)
 COMPARED_AT_EVERY_STEP = keys_of(Role.RECIPE, Role.LIVE)
