@@ -471,10 +471,10 @@ class Muon(Optimizer):
                 super().add_param_group(group)
             if self._is_made:
                 self._refresh()
-            added = self.param_groups[before:] if self._is_made else ()
-            idle = idle_keys(added, self.defaults["expert_keys"])
-            for line in advice(routed(added, reasons)) + idle + plain_parts(added):
-                warn_user(line)  # raises if the user turns warnings into errors
+                added = self.param_groups[before:]
+                idle = idle_keys(added, self.defaults["expert_keys"])
+                for line in advice(routed(added, reasons)) + idle + plain_parts(added):
+                    warn_user(line)  # raises if the user turns warnings into errors
         except Exception:
             del self.param_groups[before:]
             self._planned.forget()
