@@ -79,13 +79,13 @@ def given_groups(optimizer: Muon) -> dict[str, int]:
     return numbers
 
 
-def orders_that_may_differ(pairs: Sequence[tuple[Any, Any]], given: Optional[Mapping[str, int]] = None) -> list[str]:
+def orders_that_may_differ(pairs: Sequence[tuple[Any, Any]], given: Optional[Mapping[str, int]]) -> list[str]:
     """Return a problem for each shape whose parameters are in more groups here than in the source.
 
     `pairs` are a parameter with its `shape` and `branch`, and the entry that has its place in the source; both have a
     `group`. If the source has fewer groups, its order differs from this optimizer's, or may differ. Each branch counts
-    by itself, as both have orders of their own, unless the source has one order for all: then `given` says by name in
-    which group the user passed a parameter.
+    by itself, as both have orders of their own, unless the source has one order for all: then `given`, which
+    else is None, says by name in which group the user passed a parameter.
     """
     here: dict[tuple[Shape, str], set[int]] = {}
     there: dict[tuple[Shape, str], set[int]] = {}

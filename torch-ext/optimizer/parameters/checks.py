@@ -116,7 +116,7 @@ class _Span(NamedTuple):
     is_state: bool
 
 
-def check_distinct(named: Sequence[tuple[str, Tensor]], states: Sequence[tuple[str, Tensor]] = ()) -> None:
+def check_distinct(named: Sequence[tuple[str, Tensor]], states: Sequence[tuple[str, Tensor]]) -> None:
     """Raise ValueError if a step would certainly change an element of these plain tensors more than once.
 
     That is certain if a parameter comes twice, if two tensors begin at one element, or if one begins inside another

@@ -77,9 +77,7 @@ def descend_packed_(
     torch.autograd.graph.increment_version([*parameters, *(options.remainder or ())])
 
 
-def scale_rows_(
-    p: Tensor, row_scale: Tensor, remainder: Optional[Tensor] = None, unless: Sequence[Optional[Tensor]] = ()
-) -> None:
+def scale_rows_(p: Tensor, row_scale: Tensor, remainder: Optional[Tensor], unless: Sequence[Optional[Tensor]]) -> None:
     """Multiply each row of `p` by its float32 factor, in place, with one rounding. A bias counts as one element a row.
 
     With a `remainder`, which changes, too, the float32 master is scaled. If one of the one-element tensors `unless` is

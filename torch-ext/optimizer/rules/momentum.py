@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..kernels.formats import BLOCK
 from ..kernels.native import momentum_pack_
-from .scaling import UNSCALED, GradientScaling
+from .scaling import GradientScaling
 
 
 class MomentumRule(NamedTuple):
@@ -53,7 +53,7 @@ def pack_momentum_(
     gradients: Sequence[Tensor],
     directions: Directions,
     rule: MomentumRule,
-    scaling: GradientScaling = UNSCALED,
+    scaling: GradientScaling,
 ) -> None:
     """Update `buffers` in place and write each matrix's direction into `directions`; gradients are not changed.
 
