@@ -191,11 +191,6 @@ def test_any_name_of_a_tied_parameter_can_exclude_it(kernel):
     assert (row.name, row.branch, row.reason) == ("decoder.proj.weight", "adamw", "output_head:lm_head")
 
 
-def test_route_has_the_defaults_of_the_class(kernel):
-    arguments, defaults = inspect.signature(kernel.Muon).parameters, kernel.explain.routes._ROUTING
-    assert defaults == {key: arguments[key].default for key in defaults}
-
-
 def test_is_muon_overrides_routing_and_none_keeps_it(kernel):
     params = [("wte.weight", parameter(64, 32)), ("up.weight", parameter(64, 32)), ("down.weight", parameter(32, 64))]
     verdicts = {"wte.weight": True, "up.weight": False}

@@ -1,8 +1,8 @@
 """Muon for the Hub: orthogonalized momentum for matrices, AdamW for the rest."""
 
-from .explain import route
 from .interop import motif as compat
 from .interop.model_groups import groups_for
+from .interop.previews import route
 from .interop.state_export import export_state
 from .interop.state_import import import_state
 from .interop.trainer import MuonFactory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import chain
-from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Union
+from typing import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,13 +13,10 @@ from ..kernels.formats import torch_is_slow
 from ..kernels.native import IS_PORTABLE
 from ..kernels.products import NATIVE
 from ..kernels.provenance import build_info
-from ..learning_rate import UPDATE_RMS, check_update_rms
 from ..parameters.advice import Uncut, advice, remarks, still_uncut, uncut_lines
-from ..parameters.argument_checks import params_as_list
 from ..parameters.groups import named_parameters, reason_of
-from ..parameters.matrices import EXPERT_KEYS, is_stack, view_in_group
-from ..parameters.routing import IsMuon, check_is_muon, decide, unique_parameters
-from ..parameters.settings import OF_GROUPS, SETTINGS, Group, keeps_norm, multiplier_in_group
+from ..parameters.matrices import view_in_group
+from ..parameters.settings import Group, keeps_norm, multiplier_in_group
 from ..parameters.state import has_remainder, state_tensors
 from ..plan.batches import bytes_of_chain
 from ..plan.gram_sums import sums_described
@@ -49,47 +46,6 @@ _HALF_ON_CPU = (
     "torch multiplies matrices of {parameters} in half precision, for which it has no instructions of this CPU. That "
     "may take many times as long as in float32"
 )
-
-# The settings of Muon that affect a parameter's branch, matrices and multiplier, with Muon's defaults. The class is on
-# a higher floor; a test compares them.
-_ROUTING = {
-    "adjust_lr_fn": "match_rms_adamw",
-    "update_rms": UPDATE_RMS,
-    "experimental_hyperball": False,
-    "conv_mode": "flatten",
-    "normalize_spatial": True,
-    "expert_keys": EXPERT_KEYS,
-    "stacked": None,
-}
-
-
-def route(
-    params: Iterable[Union[Tensor, tuple[str, Tensor]]], *, is_muon: Optional[IsMuon] = None, **settings: Any
-) -> Explanation:
-    """Return what `Muon(params, ...).explain()` says about routing, without making an optimizer.
-
-    The columns of learning rates, state, work and kernels are missing.
-
-    `params` are tensors or `(name, tensor)` pairs; tied parameters come once. Of Muon's arguments it accepts `is_muon`,
-    `adjust_lr_fn`, `update_rms`, `experimental_hyperball`, `conv_mode`, `normalize_spatial`, `expert_keys` and
-    `stacked`. Raises TypeError for others, and TypeError or ValueError for values that `Muon` refuses.
-    """
-    check_is_muon(is_muon)
-    unknown = [key for key in settings if key not in _ROUTING]
-    if unknown:
-        raise TypeError(f"the settings of route are {', '.join(_ROUTING)}, got {', '.join(unknown)}")
-    for key, value in settings.items():
-        SETTINGS[key].check(key, value)
-    group = {**_ROUTING, **settings}
-    check_update_rms(group["update_rms"], group["adjust_lr_fn"])
-    rows = []
-    for names, p in unique_parameters(params_as_list(params)):
-        branch, reason = decide(names, p, is_muon, is_stack(names[0], p.ndim, group["expert_keys"], group["stacked"]))
-        if branch == "adamw":
-            rows.append(Route(names[0], tuple(p.shape), branch, reason))
-            continue
-        rows.append(route_in_group(names[0], p, reason, settings))
-    return Explanation(rows, advice(rows) + remarks(rows))
 
 
 def explanation_of(
@@ -212,9 +168,8 @@ def _in_group(row: Route, p: Tensor, group: Group, frozen: bool) -> Route:
     )
 
 
-def route_in_group(name: str, p: Tensor, reason: str, settings: Group) -> Route:
-    """Return the route of a parameter that Muon updates; settings missing in `settings` have their defaults."""
-    group = {**_ROUTING, **OF_GROUPS, **settings}
+def route_in_group(name: str, p: Tensor, reason: str, group: Group) -> Route:
+    """Return the route of a parameter that Muon updates, with the settings of its group."""
     view = view_in_group(name, p, group)
     reason = reason if str(view) == "x".join(map(str, p.shape)) else f"{reason}: {view}"
     multipliers = dict.fromkeys(multiplier_in_group(group, *shape, view.scale) for shape in dict.fromkeys(view.shapes))

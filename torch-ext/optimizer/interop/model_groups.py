@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Collection, Iterable, Mapping, Optional
+from typing import Any, Collection, Iterable, Optional
 
 from torch import Tensor, nn
 
-from ..explain import Explanation, Route, route_in_group
+from ..explain import Explanation, Route
 from ..parameters.advice import Uncut, advice, left_out, remarks, uncut_lines
-from ..parameters.matrices import is_stack
 from ..parameters.names import bare_name, unparametrized
 from ..parameters.roles import role_by_name
 from ..parameters.routing import UNDECIDED, decide, unique_parameters
@@ -18,6 +17,7 @@ from ..parameters.synonyms import wish_of
 from .heads import adapted, heads_of, unwrapped
 from .layers import Cutting, check_cutting, cut_of, is_norm, stack_in
 from .patterns import Patterns, check_patterns, overruled
+from .previews import preview
 
 # The reason for a guessed head: it is the last linear layer of the network.
 GUESSED_HEAD = "output_head:last_linear"
@@ -116,7 +116,7 @@ def chosen_groups(
     for names, p in unique_parameters(named):
         settings = overruled(names, p, chooser.settings_of(names, p), patterns)
         groups.setdefault(repr(settings), {**settings, "params": []})["params"].append((names[0], p))
-        rows.append(_row(names[0], p, settings))
+        rows.append(preview(names[:1], p, settings))
     by_pattern = {row.name for row in rows if row.reason.startswith("pattern:")}
     uncut = [each for each in chooser.uncut if each.name not in by_pattern]
     notes = advice(rows) + remarks(rows) + uncut_lines(uncut) + left_out(all_named)
@@ -214,14 +214,3 @@ def _role(name: str, p: Tensor, reason: str) -> str:
         return "vector"
     told = reason.startswith(("embedding", "output_head", "norm"))
     return (reason if told else role_by_name(name, tuple(p.shape)) or reason).split(":")[0]
-
-
-def _row(name: str, p: Tensor, settings: Mapping[str, Any]) -> Route:
-    if "use_muon" in settings:
-        branch, reason = "muon" if settings["use_muon"] else "adamw", settings["reason"]
-    else:
-        stack = is_stack(name, p.ndim, settings.get("expert_keys", ()), settings.get("stacked"))
-        branch, reason = decide([name], p, None, stack)
-    if branch == "muon":
-        return route_in_group(name, p, reason, settings)
-    return Route(name, tuple(p.shape), settings.get("fallback", branch), reason)
