@@ -40,8 +40,8 @@ _WIDTHS = ("embed_dim", "hidden_size", "n_embd", "d_model", "dim", "dim_out")
 _LATENT = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _UNFIT = "sizes do not show how many rows each of its heads has: give split_rows in patterns"
 
-# The role of a weight, the row counts of its parts (None for one part), and the reason if it is not cut but could be.
-Parts = Tuple[str, Optional[Tuple[int, ...]], Optional[str]]
+# The row counts of a weight's parts (None for one part), and the reason if it is not cut but could be.
+Parts = Tuple[Optional[Tuple[int, ...]], Optional[str]]
 # The rows of the weights of an attention, by role.
 Rows = Mapping[str, int]
 
@@ -68,12 +68,12 @@ def attention_parts(
         return _latent_parts(role, rows[role], sizes.latent, by_head)
     key, value = _first(around[0], ("key_dim",)), _first(around[0], ("val_dim",))
     if role == FUSED and key and value:  # timm's: each head has its query, key and value rows together
-        return _by_head(role, rows[role], (key, key, value))
+        return _by_head(rows[role], (key, key, value))
     whole = not by_head and not _is_by_head(leaf, around[0])
     if whole and role != FUSED:
-        return role, None, None
+        return None, None
     if role == FUSED and sizes.value not in (None, sizes.head):
-        return role, None, "heads of values have a size of their own: give split_rows in patterns"
+        return None, "heads of values have a size of their own: give split_rows in patterns"
     if sizes.counted_by_attention:
         sizes = sizes._replace(widths=(*sizes.widths, columns))
     head = sizes.head or _inferred(role, rows, sizes)
@@ -81,8 +81,8 @@ def attention_parts(
         return _whole_parts(rows, sizes._replace(head=head))
     if head is None:
         unknown = "no head size is known: give a config, or split_rows in patterns"
-        return role, None, _UNFIT if sizes.heads else unknown
-    return _by_head(role, rows[role], (head,))
+        return None, _UNFIT if sizes.heads else unknown
+    return _by_head(rows[role], (head,))
 
 
 def _is_by_head(leaf: str, attention: nn.Module) -> bool:
@@ -108,24 +108,24 @@ def leaf_of(name: str) -> str:
     return parts[-2] if parts[-1] == "weight" and len(parts) > 1 else parts[-1]
 
 
-def _by_head(role: str, rows: int, head: tuple[int, ...]) -> Parts:
+def _by_head(rows: int, head: tuple[int, ...]) -> Parts:
     """Return the parts of all heads; each head has the parts `head`, none of them too short to be a matrix."""
     size = sum(head)
     if min(head) < MIN_SIDE:
         few = f"heads of {min(head)} rows are less than the {MIN_SIDE} rows of a matrix"
-        return role, None, f"{few}: to cut them give split_rows in patterns"
+        return None, f"{few}: to cut them give split_rows in patterns"
     if rows % size:
-        return role, None, f"heads of {size} rows do not divide its row count: give split_rows in patterns"
-    return role, head * (rows // size), None
+        return None, f"heads of {size} rows do not divide its row count: give split_rows in patterns"
+    return head * (rows // size), None
 
 
 def _latent_parts(role: str, rows: int, latent: tuple[int, ...], by_head: bool) -> Parts:
     """Return the parts of multi-head latent attention: up-projections by head, and the shared rotary key."""
     nope, rope, value = latent
     if role == "latent and rotary key":
-        return role, (rows - rope, rope), None
+        return (rows - rope, rope), None
     head = {"queries": (nope + rope,), "latent keys and values": (nope, value)}.get(role)
-    return _by_head(role, rows, head) if by_head and head else (role, None, None)
+    return _by_head(rows, head) if by_head and head else (None, None)
 
 
 def _whole_parts(rows: Rows, sizes: _Sizes) -> Parts:
@@ -134,18 +134,18 @@ def _whole_parts(rows: Rows, sizes: _Sizes) -> Parts:
     Keys and values have equally many rows: as many as the queries, or a known number of heads.
     """
     if _without_queries(rows):
-        return FUSED, (rows[FUSED] // 2, rows[FUSED] // 2) if rows[FUSED] % 2 == 0 else None, None
+        return (rows[FUSED] // 2, rows[FUSED] // 2) if rows[FUSED] % 2 == 0 else None, None
     if sizes.heads is None:
-        return FUSED, None, "the number of heads is not known: give a config, or split_rows in patterns"
+        return None, "the number of heads is not known: give a config, or split_rows in patterns"
     if sizes.head is None:
-        return FUSED, None, _UNFIT
+        return None, _UNFIT
     queries, pair = sizes.head * sizes.heads, 2 * sizes.head
     rest = rows[FUSED] - queries
     # As many rows for keys and values together as for queries may be keys and values without queries.
     grouped = rest == pair * sizes.key_heads if sizes.key_heads else 0 < rest < 2 * queries and rest != queries
     if rest != 2 * queries and (not grouped or rest % pair):
-        return FUSED, None, _UNFIT
-    return FUSED, (queries, rest // 2, rest // 2), None
+        return None, _UNFIT
+    return (queries, rest // 2, rest // 2), None
 
 
 def _without_queries(rows: Rows) -> bool:

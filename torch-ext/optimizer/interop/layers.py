@@ -94,7 +94,7 @@ def cut_of(name: str, p: Tensor, owners: Sequence[nn.Module], cutting: Cutting) 
     transposed = _is_transposed(owners[0]) if stack else type(owners[0]).__name__ == "Conv1D"
     if transposed:
         settings["transposed"] = True
-    role, parts, remark = _parts(name, p, -1 if transposed else -2, owners, cutting)
+    role, (parts, remark) = _parts(name, p, -1 if transposed else -2, owners, cutting)
     left_open = () if remark is None else ("split_rows",)
     remark = None if remark is None else f"are not cut, because {remark}"
     if transposed is None:
@@ -139,32 +139,32 @@ def _is_transposed(experts: nn.Module) -> Optional[bool]:
     return transposed if plain != transposed else None
 
 
-def _parts(name: str, p: Tensor, axis: int, owners: Sequence[nn.Module], cutting: Cutting) -> Parts:
-    """Return the parts of a weight whose rows lie along `axis`."""
+def _parts(name: str, p: Tensor, axis: int, owners: Sequence[nn.Module], cutting: Cutting) -> tuple[str, Parts]:
+    """Return the role and the parts of a weight whose rows lie along `axis`."""
     leaf, rows, columns = leaf_of(name), p.size(axis), p.size(-3 - axis)
     role = _ROLE_OF.get(leaf, "matrix")
     if role == _GATE_AND_UP:
         apart = _is_gate_beside_up(name, p)
-        return (role, None, None) if apart else _gate_and_up(leaf, rows, owners[0], cutting.gate_up)
+        return (role, (None, None)) if apart else _gate_and_up(leaf, rows, owners[0], cutting.gate_up)
     layers = without_wrappers(owners)
     if role == "matrix" or not _in_attention(name, layers):
-        return "matrix", None, _several_in_one(name, rows // columns, layers)
+        return "matrix", (None, _several_in_one(name, rows // columns, layers))
     attention = layers[1] if bare_name(name).endswith(f"{leaf}.weight") else layers[0]
     around = owners[owners.index(attention) :]
     rows_of_roles = {**rows_by_role(attention, axis), role: rows}
-    return attention_parts(leaf, rows_of_roles, columns, around, cutting.config, cutting.heads)
+    return role, attention_parts(leaf, rows_of_roles, columns, around, cutting.config, cutting.heads)
 
 
-def _gate_and_up(leaf: str, rows: int, owner: nn.Module, gate_up: bool) -> Parts:
+def _gate_and_up(leaf: str, rows: int, owner: nn.Module, gate_up: bool) -> tuple[str, Parts]:
     if getattr(owner, "has_gate", True) is False:
-        return "matrix", None, None
+        return "matrix", (None, None)
     if leaf in _ORDER_UNKNOWN and not hasattr(owner, "is_concatenated"):
         remark = f"libraries differ in the order of the rows of {leaf}: if the gate is the first half"
-        return _GATE_AND_UP, None, f"{remark}, give split_rows in patterns" if gate_up else None
+        return _GATE_AND_UP, (None, f"{remark}, give split_rows in patterns" if gate_up else None)
     # In gpt-oss the rows of gate and up alternate; its class has an attribute for this only from transformers 5 on.
     if getattr(owner, "is_concatenated", not type(owner).__name__.startswith("GptOss")) is False:
-        return _GATE_AND_UP, None, "their rows alternate"
-    return _GATE_AND_UP, (rows // 2, rows // 2) if gate_up and rows % 2 == 0 else None, None
+        return _GATE_AND_UP, (None, "their rows alternate")
+    return _GATE_AND_UP, ((rows // 2, rows // 2) if gate_up and rows % 2 == 0 else None, None)
 
 
 def _several_in_one(name: str, squares: int, layers: Sequence[nn.Module]) -> Optional[str]:
