@@ -141,10 +141,7 @@ def uncut_lines(uncut: Iterable[Uncut]) -> list[str]:
     names: dict[tuple[str, str], list[str]] = {}
     for each in uncut:
         names.setdefault((each.role, each.remark), []).append(each.name)
-    lines = []
-    for (role, remark), (first, *others) in names.items():
-        lines.append(f"{role} of {first}{f' and {len(others)} more' if others else ''} {remark}")
-    return lines
+    return [f"{role} of {listed(of_both, 1)} {remark}" for (role, remark), of_both in names.items()]
 
 
 def still_uncut(uncut: Iterable[Uncut], groups: Sequence[Group]) -> list[Uncut]:
