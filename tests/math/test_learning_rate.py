@@ -25,6 +25,8 @@ def test_update_rms_is_the_rms_of_an_update(kernel, rows, cols):
     factor = update(kernel, "original", rows, cols) / kernel.learning_rate.step_multiplier("original", rows, cols)
     scaled = kernel.learning_rate.step_multiplier("match_rms_adamw", rows, cols, 0.18) * factor
     assert scaled.square().mean().sqrt().item() == pytest.approx(0.18, rel=1e-12)
+    # Rounded once, as in the published formula: a ratio to the default would be rounded, too.
+    assert kernel.learning_rate.step_multiplier("match_rms_adamw", rows, cols, 0.18) == 0.18 * max(rows, cols) ** 0.5
 
 
 @pytest.mark.parametrize("rows, cols", SHAPES)

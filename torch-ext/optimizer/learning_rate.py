@@ -22,8 +22,8 @@ def _root_of_ratio(rows: int, cols: int) -> float:
 MULTIPLIERS = {
     # Each step has spectral norm max(1, rows / cols)**0.5; Jordan (2024), https://kellerjordan.github.io/posts/muon/
     "original": lambda rows, cols: math.sqrt(max(1.0, rows / cols)),
-    # Each step has root mean square UPDATE_RMS; Liu et al., Muon is Scalable, arXiv:2502.16982, section 2.2
-    "match_rms_adamw": lambda rows, cols: UPDATE_RMS * math.sqrt(max(rows, cols)),
+    # Each step has root mean square 1, times `update_rms`; Liu et al., Muon is Scalable, arXiv:2502.16982, section 2.2
+    "match_rms_adamw": lambda rows, cols: math.sqrt(max(rows, cols)),
     # Operator norm 1 between root-mean-square norms; Bernstein (2025), https://jeremybernste.in/writing/deriving-muon
     "rms_to_rms": _root_of_ratio,
     # The same, as torch.optim.Muon calls it from torch 2.14 on
@@ -63,7 +63,7 @@ def step_multiplier(adjust_lr_fn: Adjustment, rows: int, cols: int, update_rms: 
     except (TypeError, ValueError, OverflowError, RuntimeError):
         multiplier = math.nan
     if adjust_lr_fn == "match_rms_adamw":
-        multiplier *= update_rms / UPDATE_RMS
+        multiplier *= update_rms
     if not 0 < multiplier < math.inf:
         raise ValueError(
             f"the multiplier of lr must be a finite number above 0, got {result!r} for "
