@@ -34,17 +34,13 @@ def pop_branch_(settings: dict[str, Any]) -> Optional[str]:
         raise ValueError(f"algorithm must be one of muon, {', '.join(FALLBACKS)}, got {algorithm!r}")
     if algorithm in FALLBACKS:
         settings["fallback"] = algorithm
-    asked = {
-        "use_muon": use_muon,
-        "use_fallback": None if use_fallback is None else not use_fallback,
-        "algorithm": None if algorithm is None else algorithm == "muon",
-    }
-    verdicts = {verdict for verdict in asked.values() if verdict is not None}
-    if len(verdicts) > 1:
+    asked = (use_muon, use_muon), (use_fallback, not use_fallback), (algorithm, algorithm == "muon")
+    branches = {"muon" if is_muon else "adamw" for given, is_muon in asked if given is not None}
+    if len(branches) > 1:
         options = {"use_muon": use_muon, "use_fallback": use_fallback, "algorithm": algorithm}
         shown = " and ".join(f"{key}={value!r}" for key, value in options.items() if value is not None)
         raise ValueError(f"{shown} contradict each other")
-    return {True: "muon", False: "adamw"}[verdicts.pop()] if verdicts else None
+    return next(iter(branches), None)
 
 
 def wish_of(p: Tensor) -> Optional[bool]:
