@@ -162,17 +162,17 @@ class _Chooser:
         """Return the branch and the reason; `owners_by_name` are, for each name, the modules around the parameter."""
         if wish_of(p) is not None:
             return decide(names, p)
+        own_module = owners_by_name[0][0]
         around = {module for owners in owners_by_name for module in owners}
         if any(isinstance(adapted(module), (nn.Embedding, nn.EmbeddingBag)) for module in around):
             return "adamw", "embedding"
-        if p.ndim > 1 and is_norm(owners_by_name[0][0]):
+        if p.ndim > 1 and is_norm(own_module):
             return "adamw", "norm"
         # Weights of an adapter around the head are inside it, too.
         if not around.isdisjoint(self._heads.told):
             return "adamw", "output_head"
         if not around.isdisjoint(self._heads.guessed):
             return "adamw", GUESSED_HEAD
-        own_module = owners_by_name[0][0]
         if _embeds_patches(names[0], owners_by_name[0]):
             return "adamw", "embedding"
         if "router" in type(own_module).__name__.lower():
