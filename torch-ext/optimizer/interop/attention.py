@@ -21,7 +21,7 @@ BY_HEAD = {"query_key_value", "in_proj_qkv", "in_proj_qkvz", "kv", "kv_proj", "t
 # timm's MaxViT, whose attribute `head_first` says so, and in torchtitan's `FusedQKVLinear`, which has `heads_per_kv`.
 _BY_HEAD_CLASSES = ("CodeGen", "GPTBigCode", "MiniMaxLightning")
 FUSED = "queries, keys and values"
-ROLES = {
+_ROLES = {
     "queries": {"q", "q_proj", "query", "query_proj", "wq", "to_q", "q_lin", "q_attn", "q_b_proj", "q_proj_weight"},
     "keys": {"k", "k_proj", "key", "key_proj", "wk", "to_k", "k_lin", "k_proj_weight"},
     "values": {"v", "v_proj", "value", "value_proj", "wv", "to_v", "v_lin", "v_proj_weight"},
@@ -31,7 +31,7 @@ ROLES = {
     # Of Qwen3.5: a gate for each row of the values. Qwen3-Next has it inside of `in_proj_qkvz`.
     "gates of values": {"in_proj_z"},
 }
-_ROLE_OF = {leaf: role for role, leaves in ROLES.items() for leaf in leaves}
+ROLE_OF = {leaf: role for role, leaves in _ROLES.items() for leaf in leaves}
 _HEAD_DIM = ("head_dim", "attention_head_size", "key_value_proj_dim", "d_kv", "dim_head", "head_size")
 _KEY_DIM, _VALUE_DIM = ("head_k_dim",), ("v_head_dim", "head_v_dim")
 _HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "nhead", "heads")
@@ -62,7 +62,7 @@ def attention_parts(
     leaf: str, rows: Rows, columns: int, around: Sequence[nn.Module], config: Any, by_head: bool
 ) -> Parts:
     """Return the parts of the weight called `leaf`; `around` are the attention and the modules around it."""
-    role = _ROLE_OF[leaf]
+    role = ROLE_OF[leaf]
     sizes = _sizes(role, around, config)
     if sizes.latent is not None and role != FUSED:
         return _latent_parts(role, rows[role], sizes.latent, by_head)
@@ -89,14 +89,14 @@ def _is_by_head(leaf: str, attention: nn.Module) -> bool:
     """Whether the rows of each head are together in the weight, or may be."""
     by_class = type(attention).__name__.startswith(_BY_HEAD_CLASSES) and not getattr(attention, "multi_query", False)
     by_class = by_class or getattr(attention, "head_first", False) is True or hasattr(attention, "heads_per_kv")
-    return leaf in BY_HEAD or (by_class and _ROLE_OF[leaf] == FUSED)
+    return leaf in BY_HEAD or (by_class and ROLE_OF[leaf] == FUSED)
 
 
 def rows_by_role(attention: nn.Module, axis: int) -> dict[str, int]:
     """Return the size along `axis` of the first weight of each role in an attention."""
     rows: dict[str, int] = {}
     for name, p in attention.named_parameters():
-        role = _ROLE_OF.get(leaf_of(name))
+        role = ROLE_OF.get(leaf_of(name))
         if role is not None and p.ndim > 1:
             rows.setdefault(role, p.size(axis))
     return rows

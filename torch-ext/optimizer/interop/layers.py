@@ -16,12 +16,11 @@ from ..parameters.names import bare_name
 from ..parameters.roles import NORM
 from ..parameters.routing import MIN_SIDE
 from ..parameters.setting_values import flag
-from .attention import ROLES, Parts, attention_parts, leaf_of, rows_by_role
+from .attention import ROLE_OF, Parts, attention_parts, leaf_of, rows_by_role
 from .heads import without_wrappers
 
 _GATE_AND_UP = "gate and up"
-_ROLES = {**ROLES, _GATE_AND_UP: {"gate_up_proj", "gate_up", "gate_and_up_proj", "w12", "w13", "Wi"}}
-_ROLE_OF = {leaf: role for role, leaves in _ROLES.items() for leaf in leaves}
+_GATED = ("gate_up_proj", "gate_up", "gate_and_up_proj", "w12", "w13", "Wi")
 # The rows of gate and up have another order in each version of torchtitan.
 _ORDER_UNKNOWN = {"w13"}
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
@@ -130,7 +129,7 @@ def _is_transposed(experts: nn.Module) -> Optional[bool]:
     if isinstance(stated, bool):
         return stated
     stacks = {name: p.shape for name, p in experts.named_parameters(recurse=False) if p.ndim == 3}
-    up = next((shape for name, shape in stacks.items() if _ROLE_OF.get(name) == _GATE_AND_UP), None)
+    up = next((shape for name, shape in stacks.items() if name in _GATED), None)
     down = next((shape for name, shape in stacks.items() if name in _DOWN), None)
     if up is None or down is None:
         return None
@@ -142,15 +141,15 @@ def _is_transposed(experts: nn.Module) -> Optional[bool]:
 def _parts(name: str, p: Tensor, axis: int, owners: Sequence[nn.Module], cutting: Cutting) -> tuple[str, Parts]:
     """Return the role and the parts of a weight whose rows lie along `axis`."""
     leaf, rows, columns = leaf_of(name), p.size(axis), p.size(-3 - axis)
-    role = _ROLE_OF.get(leaf, "matrix")
-    if role == _GATE_AND_UP:
+    if leaf in _GATED:
         apart = _is_gate_beside_up(name, p)
-        return (role, (None, None)) if apart else _gate_and_up(leaf, rows, owners[0], cutting.gate_up)
+        return (_GATE_AND_UP, (None, None)) if apart else _gate_and_up(leaf, rows, owners[0], cutting.gate_up)
     layers = without_wrappers(owners)
-    if role == "matrix" or not _in_attention(name, layers):
+    if leaf not in ROLE_OF or not _in_attention(name, layers):
         return "matrix", (None, _several_in_one(name, rows // columns, layers))
     attention = layers[1] if bare_name(name).endswith(f"{leaf}.weight") else layers[0]
     around = owners[owners.index(attention) :]
+    role = ROLE_OF[leaf]
     rows_of_roles = {**rows_by_role(attention, axis), role: rows}
     return role, attention_parts(leaf, rows_of_roles, columns, around, cutting.config, cutting.heads)
 
