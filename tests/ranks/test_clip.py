@@ -119,18 +119,29 @@ def test_rows_of_halves_are_scaled_in_float32(kernel, pools, layout, overflow):
         assert all(map(bits_equal, result, expected))
 
 
-def steps_beside_weights_of_others(kernel):
+def steps_beside_weights_of_others(kernel, steps: int = 2):
     """Take steps with queries and keys that the first two ranks share, and a matrix of this rank; return that."""
     mesh = DeviceMesh(device_of_ranks(), [0, 1])
     values = {name: draw(HEADS * HEAD, WIDTH, seed=i) for i, name in enumerate(WEIGHTS)}
     params = {name: distribute_tensor(value, mesh, [Shard(0)], src_data_rank=None) for name, value in values.items()}
     params = {name: torch.nn.Parameter(p) for name, p in {**params, "mlp.up.weight": draw(9, 7, seed=5)}.items()}
     optimizer = kernel.Muon(params.items(), lr=0.02, ns_dtype="float32", qk_clip=CLIP)
-    for _ in range(2):
+    for _ in range(steps):
         for p in params.values():
             p.grad = torch.ones_like(p)
         optimizer.step()
     return params["mlp.up.weight"].detach()
+
+
+def warnings_of_missing_logits(kernel) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        steps_beside_weights_of_others(kernel, steps=10)
+    return [line for line in (str(warning.message) for warning in caught) if "no attention logits" in line]
+
+
+def test_only_ranks_that_have_attentions_are_warned_that_no_logits_were_observed(pools):
+    assert list(map(len, pools(4).run(warnings_of_missing_logits))) == [1, 1, 0, 0]
 
 
 def warnings_of_replicas(kernel, shared: bool) -> list[str]:

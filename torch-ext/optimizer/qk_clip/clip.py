@@ -185,7 +185,7 @@ class QKClip:
 
     def _count_unobserved(self) -> None:
         """Warn, once, if nothing has been observed in the first `UNOBSERVED_STEPS`: then nothing is ever clipped."""
-        if self._unobserved is None:
+        if self._unobserved is None or not self._is_here:
             return
         self._unobserved += 1
         if self._unobserved == UNOBSERVED_STEPS:
