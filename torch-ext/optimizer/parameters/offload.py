@@ -17,7 +17,7 @@ from typing import Iterator, Optional, Sequence
 import torch
 from torch import Tensor
 
-from ..kernels.memory_parts import DEVICE_ALIGNMENT, Part, bytes_of, parts_of
+from ..kernels.memory_parts import DEVICE_ALIGNMENT, bytes_of, parts_of
 
 SLOTS = 3
 
@@ -42,7 +42,7 @@ class HostChunks:
 
     def __init__(self, chunks: Sequence[Sequence[Tensor]], device: torch.device):
         self._host = [list(tensors) for tensors in chunks]
-        parts = list(map(_parts, self._host))
+        parts = [[(tensor.shape, tensor.dtype) for tensor in tensors] for tensors in self._host]
         sizes = [bytes_of(each, DEVICE_ALIGNMENT) for each in parts]
         slots = torch.empty(min(SLOTS, len(sizes)), max(sizes), dtype=torch.uint8, device=device)
         self._device = [parts_of(slots[k % SLOTS], each, DEVICE_ALIGNMENT) for k, each in enumerate(parts)]
@@ -82,7 +82,7 @@ class HostChunks:
         if self._streams is not None:
             for stream in self._streams.both:
                 stream.synchronize()
-        self._held = [None] * SLOTS
+        self.forget()
 
     def forget(self) -> None:
         """Forget chunks that were fetched ahead and not used: only the host's tensors count. Waits for nothing."""
@@ -144,7 +144,3 @@ class _Streams:
         with torch.cuda.stream(outgoing):
             yield
         self._departed[slot].record(outgoing)
-
-
-def _parts(tensors: Sequence[Tensor]) -> list[Part]:
-    return [(tensor.shape, tensor.dtype) for tensor in tensors]
