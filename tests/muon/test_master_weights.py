@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import Parameter
 
 from tests.muon.test_state import serialized
@@ -173,6 +174,7 @@ def test_values_that_do_not_fit_raise_and_change_nothing(kernel):
         "up.bias must be a float32 tensor, got list": [1.0],
         r"laid out like the parameter, \(24,\), got \(12,\)": torch.ones(12),
         r"up.bias must be dense and have values, got \(24,\) .* on meta": masters["up.bias"].to("meta"),
+        r"up.bias must be dense and have values, got a fake": FakeTensorMode().from_tensor(masters["up.bias"]),
         r"up.bias must be dense and have values, got \(24,\) torch.sparse_coo": masters["up.bias"].to_sparse(),
     }
     bad = {message: {**masters, "up.bias": value} for message, value in bad.items()}

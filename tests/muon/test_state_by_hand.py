@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.support.inside import plan_of
 from tests.support.small_model import named_parameters, same_bits, set_gradients, state_of, take_steps
@@ -16,6 +17,10 @@ def inference_clone(x):
         return x.clone()
 
 
+def fake(x):
+    return FakeTensorMode().from_tensor(x)
+
+
 # A parameter, the key of a tensor of its state, what is put there, and a part of the error.
 UNUSABLE = {
     "momentum of integers": (MATRIX, "momentum_buffer", lambda x: x.int(), "must be a dense tensor of .*torch.int32"),
@@ -24,6 +29,12 @@ UNUSABLE = {
     "a list": (BIAS, "exp_avg_sq", lambda x: x.tolist(), r"must be a tensor, got \["),
     "nothing": (MATRIX, "momentum_buffer", lambda x: None, "must be a tensor, got None"),
     "no values": (MATRIX, "momentum_buffer", lambda x: x.to("meta"), "has no values: put a tensor with values there"),
+    "a fake tensor": (
+        MATRIX,
+        "momentum_buffer",
+        fake,
+        r"has no values: .* got a fake tensor \(24, 12\) torch\.float32",
+    ),
     "a number": (BIAS, "step", lambda x: 3, "must be a tensor, got 3"),
     "two counts": (BIAS, "step", lambda x: torch.ones(2), r"must have one element, got \(2,\)"),
     "what cannot change": (BIAS, "exp_avg", inference_clone, r"torch\.inference_mode.*put its \.clone\(\) there"),

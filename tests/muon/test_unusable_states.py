@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.support.small_model import named_parameters, same_bits, serialized, state_of, take_steps
 
@@ -30,6 +31,10 @@ def on_meta(saved):
         state.update({key: value.to("meta") for key, value in state.items()})
 
 
+def fake(value):
+    return FakeTensorMode().from_tensor(value)
+
+
 def replaced(key, value):
     return lambda saved: saved.update({key: value})
 
@@ -49,6 +54,15 @@ DAMAGES = {
     "a count on meta": (put(BIAS, "step", torch.ones((), device="meta")), f"{BIAS_NAME} has no values"),
     "another package's on meta": (
         put(MATRIX, "slow", torch.ones(24, 12, device="meta")),
+        r"state slow of up\.weight has no values",
+    ),
+    "fake momentum": (
+        put(MATRIX, "momentum_buffer", fake),
+        rf"{MATRIX_NAME} has no values: .* FakeTensorMode, got a fake tensor \(24, 12\) torch\.bfloat16 on",
+    ),
+    "a fake count": (put(BIAS, "step", fake), f"{BIAS_NAME} has no values"),
+    "another package's fake": (
+        put(MATRIX, "slow", fake(torch.ones(24, 12))),
         r"state slow of up\.weight has no values",
     ),
     "sparse momentum": (

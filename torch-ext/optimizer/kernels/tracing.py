@@ -1,11 +1,12 @@
-"""What a tracer is told about functions, and which tensors are traced or transformed."""
+"""What a tracer is told about functions, and which tensors are traced, transformed or fake."""
 
 from __future__ import annotations
 
-from typing import Callable, TypeVar
+from typing import Callable, Iterable, TypeVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 from torch.autograd import forward_ad
 
 Function = TypeVar("Function", bound=Callable)
@@ -38,3 +39,13 @@ def is_transformed(X: Tensor) -> bool:
 def _is_inside_a_transform() -> bool:
     """Whether what is traced now is inside of `torch.func`'s transforms or of forward-mode autograd."""
     return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
+
+
+def lacks_values(x: Tensor) -> bool:
+    """Whether nothing can be read from x: it is on meta, or a fake tensor, whatever device that shows."""
+    return x.is_meta or is_fake(x)
+
+
+def would_be_faked(tensors: Iterable[Tensor]) -> bool:
+    """Whether some of these tensors are real, and views and copies of them made here would be fake."""
+    return torch._guards.active_fake_mode() is not None and not all(map(is_fake, tensors))

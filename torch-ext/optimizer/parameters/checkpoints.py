@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.user_warnings import warn_user
-from .checks import check_dtypes
+from .checks import check_dtypes, check_fake_mode
 from .groups import listed, loaded_group, named_parameters, names_of
 from .names import bare_name
 from .saved_forms import check_form, rounding
@@ -82,8 +82,9 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
     Otherwise raises ValueError, which names the parameters that only one side has or that are in other places, and says
     what to write. Momentum keeps its dtype, so a dtype that the parameter's device does not have raises, too, and so do
     values that steps cannot compute with (`check_values`), before torch moves or casts any of them. Warns of state that
-    is lost, and of parameters that get the state of others.
+    is lost, and of parameters that get the state of others. Raises RuntimeError as `check_fake_mode` does.
     """
+    check_fake_mode(p for group in groups for p in group["params"])
     source, saved = source_of(state_dict), state_dict["param_groups"]
     # torch.optim.Muon's files have the same keys as this package's, and load as they are if the groups match.
     if source not in (THIS_PACKAGE, "torch"):

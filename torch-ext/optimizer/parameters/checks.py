@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple, Optional, Sequence
+from typing import Iterable, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch.nn import Parameter
 from ..iteration import DTYPES
 from ..kernels.formats import exact_dtype
 from ..kernels.portable.memory import extent
+from ..kernels.tracing import would_be_faked
 
 # Attributes that wrappers set on the flat vector that they make of many parameters, or on the parameters.
 _FLATTENED = {
@@ -74,6 +75,18 @@ def check_trainable(name: str, p: Tensor) -> None:
         raise ValueError(
             f"{name} is a non-leaf tensor, computed from others, which gets no gradient: give the nn.Parameter that it "
             "was computed from, or its .detach().requires_grad_()"
+        )
+
+
+def check_fake_mode(params: Iterable[Tensor]) -> None:
+    """Raise RuntimeError under a FakeTensorMode, unless all parameters are fake.
+
+    A plan, states and views of real ones would be fake, and real steps that use them later would change nothing.
+    """
+    if would_be_faked(params):
+        raise RuntimeError(
+            "under FakeTensorMode this optimizer needs fake parameters: make model and optimizer there, or leave the "
+            "mode before you call this"
         )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..iteration import DTYPES
+from ..kernels.tracing import is_fake, lacks_values
 from .setting_values import number_in
 from .state import BUFFER, COUNT, KEYS
 
@@ -19,15 +20,19 @@ from .state import BUFFER, COUNT, KEYS
 def check_values(state: Any, name: str, p: Tensor) -> None:
     """Raise TypeError or ValueError unless steps can compute with the saved `state` of `p`.
 
-    Keys of other packages may hold anything but a tensor on meta, which torch cannot move to the device of `p`.
+    Keys of other packages may hold anything but a tensor without values, such as one on meta, which torch cannot move
+    to the device of `p`.
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"the state of {name} must be a dict of tensors by key, got {_shown(state)}")
     for key, value in state.items():
         what = f"state {key} of {name}"
-        if isinstance(value, Tensor) and value.is_meta:
-            if not p.is_meta:
-                raise ValueError(f"{what} has no values: load the file onto a device, got {_shown(value)}")
+        if isinstance(value, Tensor) and lacks_values(value):
+            if not lacks_values(p):
+                raise ValueError(
+                    f"{what} has no values: load the file onto a device, outside of a FakeTensorMode, got "
+                    f"{_shown(value)}"
+                )
         elif key in KEYS and isinstance(value, Mapping) and not value:  # what torch puts there if the file lacks it
             raise ValueError(
                 f"the file has no {key} of {name}, which this optimizer needs: where it was saved, another branch "
@@ -49,7 +54,7 @@ def check_tensors(state: Mapping[str, Any], name: str, p: Tensor) -> None:
             continue
         what, value = f"state {key} of {name}", state[key]
         _check_tensor(what, value, _dtypes_of(key))
-        if value.is_meta and not p.is_meta:
+        if lacks_values(value) and not lacks_values(p):
             raise ValueError(f"{what} has no values: put a tensor with values there, got {_shown(value)}")
         if value.is_inference():
             raise ValueError(
@@ -90,4 +95,5 @@ def _shown(value: Any) -> str:
     if not isinstance(value, Tensor):
         return shortened(value)
     layout = "" if value.layout == torch.strided else f" {value.layout}"
-    return f"{tuple(value.shape)} {value.dtype}{layout} on {value.device}"
+    kind = "a fake tensor " if is_fake(value) else ""
+    return f"{kind}{tuple(value.shape)} {value.dtype}{layout} on {value.device}"

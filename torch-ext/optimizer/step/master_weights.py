@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.master_weights import joined, split_
+from ..kernels.tracing import is_fake
 from ..parameters.groups import named_parameters
 from ..parameters.names import repeated
 from ..parameters.settings import Group
@@ -58,8 +59,9 @@ def _check_value(name: str, p: Tensor, value: Tensor) -> None:
     if not isinstance(value, Tensor) or value.dtype != torch.float32:
         got = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(f"the master of {name} must be a float32 tensor, got {got}")
-    if value.is_meta or value.layout != torch.strided:
-        got = f"{tuple(value.shape)} {value.layout} on {value.device}"
+    only_fake = is_fake(value) and not is_fake(p)
+    if value.is_meta or only_fake or value.layout != torch.strided:
+        got = f"{'a fake tensor ' * only_fake}{tuple(value.shape)} {value.layout} on {value.device}"
         raise ValueError(f"the master of {name} must be dense and have values, got {got}")
     if value.shape != p.shape or layout_of(name, value) != layout_of(name, p):
         raise ValueError(

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..kernels.formats import float32_roundoffs
 from ..kernels.provenance import build_info
 from ..parameters.changed_settings import are_same, compared_settings, make_live_numbers_plain_, make_plain_
+from ..parameters.checks import check_fake_mode
 from ..parameters.groups import named_parameters
 from ..plan.exchanges import ExchangeOptions
 from ..plan.layout import groups_of
@@ -55,10 +56,12 @@ class Planned:
 
         Wrappers and `module.to()` replace or change parameters silently, so every step checks. `reasons`, for the
         branches of parameters, go over to those that have taken their place. Returns the gradients of all parameters.
-        Raises ValueError or TypeError for settings that cannot work, before anything is changed.
+        Raises ValueError or TypeError for settings that cannot work, and RuntimeError under a FakeTensorMode that
+        parameters do not belong to, before anything is changed.
         """
-        changed = self._check_settings_(groups)
         params = [p for group in groups for p in group["params"]]
+        check_fake_mode(params)
+        changed = self._check_settings_(groups)
         gradients = Gradients(params)
         seen = params, gradients.absent, groups
         known = self.premises is not None and self.premises.hold(*seen)
