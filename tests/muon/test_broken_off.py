@@ -115,3 +115,51 @@ def test_what_is_found_out_before_anything_moves_leaves_no_mark(kernel, device):
         optimizer.step(lambda: 1 / 0)
     optimizer.step()
     optimizer.state_dict()
+
+
+def seen_while(patched: tuple, runs, look) -> object:
+    """Return what `look` returns, or the error that it raises, at the first call of a function while `runs` runs."""
+    module, name = patched
+    function, seen = getattr(module, name), []
+
+    def looked(*args, **arguments):
+        if not seen:
+            seen.append(None)
+            try:
+                seen[0] = look()
+            except RuntimeError as error:
+                seen[0] = error
+        return function(*args, **arguments)
+
+    with mock.patch.object(module, name, looked):
+        runs()
+    (found,) = seen
+    return found
+
+
+@pytest.mark.parametrize("method", ["state_dict", "step", "master_weights", "check_copies"])
+def test_while_a_step_or_a_load_runs_it_is_said_and_leaves_no_mark(kernel, device, method):
+    """As in a signal handler; in another thread it is the same."""
+    optimizer, params = optimizer_of(kernel, device)
+    set_gradients(params, 1)
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    runs = {
+        (kernel.step.graphs, "polar_updates"): optimizer.step,
+        (kernel.step.state, "placed"): lambda: optimizer.load_state_dict(saved),
+    }
+    for patched, run in runs.items():
+        error = seen_while(patched, run, getattr(optimizer, method))
+        assert str(error).startswith("a step or load is running, ") and "after each step" in str(error)
+        optimizer.step()
+        optimizer.state_dict()
+
+
+def test_a_copy_of_an_optimizer_whose_step_is_running_is_half_done(kernel, device):
+    optimizer, params = optimizer_of(kernel, device)
+    set_gradients(params, 1)
+    copied = seen_while((kernel.step.graphs, "polar_updates"), optimizer.step, lambda: copy.deepcopy(optimizer))
+    with pytest.raises(RuntimeError, match="broke off"):
+        copied.step()
+    optimizer.step()
+    copy.deepcopy(optimizer).state_dict()

@@ -42,6 +42,7 @@ from .qk_clip.clip import QKClip
 from .rules.scaling import GradientScaling, Scalings
 from .step.batch import update_local_
 from .step.capture import check_capture, check_captured_plan
+from .step.change import Change
 from .step.copies import check_copies
 from .step.fallback import update_fallback_
 from .step.finish import UpdateNorms
@@ -198,9 +199,8 @@ class Muon(Optimizer):
         "_release_grads",
         "_clip",
         "_agreement",
-        "_failed_halfway",
+        "_change",
     )
-    _failed_halfway = False  # whether the last step or load did
     _norms: Sequence[UpdateNorms] = ()  # of the last step
     _grad_scale: Optional[Tensor] = None  # of the last step
     _first_steps = FirstSteps()
@@ -271,6 +271,7 @@ class Muon(Optimizer):
         self._is_muon = is_muon
         self._reasons: dict[Tensor, str] = {}
         self._agreement = RankAgreement()
+        self._change = Change()
         self._cuda_graphs = flag("cuda_graphs", cuda_graphs)
         self._graphs = UpdateGraphs()
         self._planned = self._nothing_planned()
@@ -487,8 +488,8 @@ class Muon(Optimizer):
         A function in a group, such as an `adjust_lr_fn` of yours, is saved as a placeholder: loading keeps the function
         that the optimizer has.
 
-        Raises RuntimeError if the last step or load failed halfway, or, once, if ranks on GPUs did not take the same
-        step.
+        Raises RuntimeError while a step is running, as in a signal handler, if the last step or load failed halfway,
+        or, once, if ranks on GPUs did not take the same step.
         """
         with torch.inference_mode(False):  # As for a step. Hooks of users run in the caller's mode.
             self._check_last_step()
@@ -536,11 +537,10 @@ class Muon(Optimizer):
 
     def _copy_state(self, loaded: dict[str, Any]) -> None:
         """Copy the tensors of a loaded state dict, because torch shares them and casts momentum."""
-        self._failed_halfway = True  # until all are copies, for which memory may run out
-        if self._clip is not None:
-            self._clip.forget()
-        copy_loaded_(self.param_groups, self.state, loaded)
-        self._failed_halfway = False
+        with self._change.running():  # memory may run out for copies
+            if self._clip is not None:
+                self._clip.forget()
+            copy_loaded_(self.param_groups, self.state, loaded)
 
     def __getstate__(self) -> dict[str, Any]:
         self._planned.synchronize()
@@ -585,14 +585,12 @@ class Muon(Optimizer):
         scalings = self._agreement.begin_step(plan.terms, self.param_groups, scaling)
         self._agreement.compare_copies(self.param_groups, self.state)
         redistribute_(gradients, elsewhere, premises.params, scalings)
-        self._failed_halfway = True  # until the update is complete
-        with ExitStack() as stack:
+        with self._change.running(), ExitStack() as stack:
             for device_type in filter(autocasts, premises.device_types):
                 stack.enter_context(without_autocast(device_type))
             self._update_(gradients, scalings)
-        self._failed_halfway = False
-        for group in self.param_groups:
-            group["rounding_step"] += group["stochastic_rounding"]  # True counts one step
+            for group in self.param_groups:
+                group["rounding_step"] += group["stochastic_rounding"]  # True counts one step
         self._grad_scale = snapshot(scaling.grad_scale)
         self._agreement.end_step(self._release_grads)
         return loss
@@ -630,13 +628,6 @@ class Muon(Optimizer):
         return self._planned.plan
 
     def _check_last_step(self) -> None:
-        """Raise RuntimeError if the last step or load failed halfway, or, once, if ranks did not take the same step."""
-        if self._failed_halfway:
-            raise RuntimeError(
-                "the last step or load broke off with an error: some parameters and states were changed and others "
-                "were not, so neither another step nor a checkpoint would be correct. On all ranks that share "
-                "parameters, load parameters and state, either into a new optimizer (torch.distributed.checkpoint "
-                "needs that) or into this one (load_state_dict). A new optimizer without a state starts with zero "
-                "momentum"
-            )
+        """Raise RuntimeError as `check_complete` does, or, once, if ranks did not take the same step."""
+        self._change.check_complete()
         read_all(self._planned.plan.terms)

@@ -1,0 +1,42 @@
+"""Whether parameters and state are between two steps: elsewhere neither a step nor a checkpoint would be correct."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Iterator
+
+
+class Change:
+    """What steps and loads change together: whether one of them is running, and whether the last broke off."""
+
+    def __init__(self, broke_off: bool = False):
+        self._broke_off, self._is_running = broke_off, False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Change, (self._broke_off or self._is_running,)  # a copy made meanwhile has old tensors and new ones
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Return a context for one change, which is complete if no error leaves it."""
+        self._is_running = self._broke_off = True
+        try:
+            yield
+            self._broke_off = False
+        finally:
+            self._is_running = False
+
+    def check_complete(self) -> None:
+        """Raise RuntimeError while a step or load is running, and after one that failed halfway."""
+        if self._is_running:  # this is a signal handler, a hook, or another thread
+            raise RuntimeError(
+                "a step or load is running, which has changed some parameters and states and not yet others: save, or "
+                "take a step, after it. Let a signal handler set a flag, and look at that after each step"
+            )
+        if self._broke_off:
+            raise RuntimeError(
+                "the last step or load broke off with an error: some parameters and states were changed and others "
+                "were not, so neither another step nor a checkpoint would be correct. On all ranks that share "
+                "parameters, load parameters and state, either into a new optimizer (torch.distributed.checkpoint "
+                "needs that) or into this one (load_state_dict). A new optimizer without a state starts with zero "
+                "momentum"
+            )
