@@ -189,3 +189,44 @@ def test_qk_clip_that_sees_nothing_for_ten_steps_is_said_once(kernel, observed):
     lines, _ = warned(train)
     assert len(lines) == (observed in (10, None))
     assert all("observe_qk_logits(layer, logits)" in line for line in lines)
+
+
+def two_modules(prefixes=("", "")):
+    """A group for each of two modules with the same names inside."""
+    modules = [nn.ModuleDict({"up": nn.Linear(8, 16), "down": nn.Linear(16, 8)}) for _ in prefixes]
+    return [{"params": list(module.named_parameters(prefix))} for module, prefix in zip(modules, prefixes)]
+
+
+SAME = "parameters of different groups have the same name: "
+
+
+def test_names_that_come_in_two_groups_are_said_once(kernel):
+    """A load finds out by names whether groups have changed places."""
+    groups = two_modules()
+    (line,), optimizer = warned(lambda: kernel.Muon(groups))
+    assert line.startswith(f"{SAME}up.weight, down.weight, up.bias and 1 more. Files")
+    assert 'named_parameters(prefix="...")' in line
+    assert noted(optimizer.explain()) == [line]
+    assert warned(lambda: copy.deepcopy(optimizer))[0] == []
+    assert warned(lambda: kernel.Muon(two_modules(("generator", "critic"))))[0] == []
+
+
+def test_a_group_that_is_added_under_names_of_others_is_said_once(kernel):
+    first, second = two_modules()
+    optimizer = kernel.Muon([first])
+    (line,), _ = warned(lambda: optimizer.add_param_group({"params": second["params"][:1]}))
+    assert line.startswith(f"{SAME}up.weight. Files")
+    assert warned(lambda: optimizer.add_param_group({"params": parameters(other=(8, 8))}))[0] == []
+
+
+def test_names_that_are_made_up_and_those_of_tied_parameters_are_no_mistake(kernel):
+    model = nn.ModuleDict({"words": nn.Embedding(16, 8), "head": nn.Linear(8, 16, bias=False)})
+    model["head"].weight = model["words"].weight
+    tied = list(model.named_parameters(remove_duplicate=False))
+    groups = [{"params": tied}, *({"params": [Parameter(torch.zeros(8))]} for _ in range(2))]
+    assert warned(lambda: kernel.Muon(groups, is_muon=lambda name, p: False))[0] == []
+    optimizer = kernel.Muon(groups[1:])
+    for group in optimizer.param_groups:  # as wrappers append parameters, whose names are the same in each group
+        group["params"].append(Parameter(torch.zeros(8)))
+    assert warned(lambda: optimizer.add_param_group({"params": parameters(other=(8, 8))}))[0] == []
+    assert not any(SAME in note for note in optimizer.explain().notes)

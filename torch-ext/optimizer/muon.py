@@ -19,7 +19,7 @@ from .explain import Explanation, brief, explanation_of
 from .kernels.autocast import autocasts, without_autocast
 from .kernels.user_warnings import warn_user
 from .learning_rate import UPDATE_RMS, Adjustment
-from .parameters.advice import advice, idle_is_muon, idle_keys, routed
+from .parameters.advice import advice, idle_is_muon, idle_keys, routed, same_names
 from .parameters.argument_checks import (
     check_closure,
     check_is_dict,
@@ -284,8 +284,9 @@ class Muon(Optimizer):
             names = {p: name for group in self.param_groups for name, p in named_parameters(group)}
             self._clip.replace_positions([names[p] for p in self._reasons])  # routing has recorded them as they came
         self._refresh()
-        idle = idle_keys(self.param_groups) + ([] if is_muon is None else idle_is_muon(params))
-        for line in advice(routed(self.param_groups, self._reasons)) + idle + plain_parts(self.param_groups):
+        lines = same_names(self.param_groups, self.param_groups) + idle_keys(self.param_groups)
+        lines += ([] if is_muon is None else idle_is_muon(params)) + plain_parts(self.param_groups)
+        for line in advice(routed(self.param_groups, self._reasons)) + lines:
             warn_user(line)
         self._is_made = True
 
@@ -473,8 +474,8 @@ class Muon(Optimizer):
             if self._is_made:
                 self._refresh()
                 added = self.param_groups[before:]
-                idle = idle_keys(added, self.defaults["expert_keys"])
-                for line in advice(routed(added, reasons)) + idle + plain_parts(added):
+                lines = same_names(self.param_groups, added) + idle_keys(added, self.defaults["expert_keys"])
+                for line in advice(routed(added, reasons)) + lines + plain_parts(added):
                     warn_user(line)  # raises if the user turns warnings into errors
         except Exception:
             del self.param_groups[before:]

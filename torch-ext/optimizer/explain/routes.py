@@ -13,7 +13,7 @@ from ..kernels.formats import torch_is_slow
 from ..kernels.native import IS_PORTABLE
 from ..kernels.products import NATIVE
 from ..kernels.provenance import build_info
-from ..parameters.advice import Uncut, advice, remarks, still_uncut, uncut_lines
+from ..parameters.advice import Uncut, advice, remarks, same_names, still_uncut, uncut_lines
 from ..parameters.groups import named_parameters, reason_of
 from ..parameters.matrices import view_in_group
 from ..parameters.settings import Group, keeps_norm, multiplier_in_group
@@ -83,7 +83,8 @@ def explanation_of(
         *_shared_products(plan),
         *_slow_products(plan),
     ]
-    lines += [*advice(rows), *plain_parts(groups), *remarks(rows), *uncut_lines(still_uncut(uncut, groups))]
+    lines += [*advice(rows), *same_names(groups, groups), *plain_parts(groups), *remarks(rows)]
+    lines += uncut_lines(still_uncut(uncut, groups))
     if IS_PORTABLE:
         lines.append(_PORTABLE.format(variant=build_info().variant or "this build"))
     if plan.terms:

@@ -9,9 +9,10 @@ from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from torch import Tensor
 
+from .checkpoints import MADE_UP
 from .groups import listed, named_parameters, names_of, reason_of
 from .matrices import EXPERT_KEYS, is_stack
-from .names import bare_name
+from .names import bare_name, repeated
 from .roles import ROLES
 from .routing import UNDECIDED
 from .settings import Group
@@ -117,6 +118,20 @@ def idle_is_muon(params: Sequence[Any]) -> list[str]:
     return [
         "is_muon is not asked about these groups, because each says its branch, as those of groups_for do by use_muon: "
         "write groups_for(model, patterns={...}), or leave use_muon out of the groups"
+    ]
+
+
+def same_names(groups: Sequence[Group], added: Sequence[Group]) -> list[str]:
+    """Return a line if a parameter of the `added` ones among `groups` has the name of another; made-up ones may."""
+    added_names = {name for group in added for name in names_of(group)}
+    twice = repeated(name for group in groups for name in names_of(group))
+    twice = [name for name in twice if name in added_names and not MADE_UP.fullmatch(name)]
+    if not twice:
+        return []
+    return [
+        f"parameters of different groups have the same name: {listed(twice)}. Files identify parameters by names, so "
+        "a load could not tell that groups come in another order, and would give the state of one parameter to the "
+        'other. Tell the parameters of two modules apart by module.named_parameters(prefix="...")'
     ]
 
 
