@@ -60,10 +60,12 @@ def test_an_optimizer_of_real_parameters_is_not_made_there(kernel):
     assert not any(torch.equal(p, before[name]) for name, p in params.items())
 
 
-def test_a_model_and_an_optimizer_made_there_take_steps(kernel):
+@pytest.mark.parametrize("more", [{}, {"experimental_hyperball": True}], ids=str)
+def test_a_model_and_an_optimizer_made_there_take_steps(kernel, more):
+    """Hyperball refuses zeros, which no fake parameter shows."""
     with FakeTensorMode():
         params = named_parameters()
-        optimizer = kernel.Muon(params.items(), **SETTINGS)
+        optimizer = kernel.Muon(params.items(), **{**SETTINGS, **more})
         take_steps(optimizer, params, [0, 1])
         optimizer.load_state_dict(optimizer.state_dict())
         take_steps(optimizer, params, [2])

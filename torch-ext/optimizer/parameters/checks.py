@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from ..iteration import DTYPES
 from ..kernels.formats import exact_dtype
 from ..kernels.portable.memory import extent
-from ..kernels.tracing import would_be_faked
+from ..kernels.tracing import lacks_values, would_be_faked
 
 # Attributes that wrappers set on the flat vector that they make of many parameters, or on the parameters.
 _FLATTENED = {
@@ -110,12 +110,12 @@ def check_dtypes(name: str, p: Tensor, wanted: Mapping[str, Optional[torch.dtype
 def check_norm(name: str, p: Tensor, is_shared: bool) -> None:
     """Raise ValueError if steps cannot keep the norms of the matrices of `p`.
 
-    That is the case in 16 bits, where rounding changes norms, and for zeros. Parameters that ranks share are not
-    searched for zeros.
+    That is the case in 16 bits, where rounding changes norms, and for zeros. Parameters that ranks share, and those
+    without values, are not searched for zeros.
     """
     if p.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"experimental_hyperball needs float32 or float64 matrices, {name} is {p.dtype}")
-    if not is_shared and not p.is_meta and not p.any():
+    if not is_shared and not lacks_values(p) and not p.any():
         raise ValueError(f"experimental_hyperball keeps norms of matrices, but {name} is zero: give it values first")
 
 

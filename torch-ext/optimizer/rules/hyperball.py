@@ -8,8 +8,14 @@ from torch import Tensor
 from ..kernels.normalization import frobenius_norm
 from .descent import DescentRule, as_tensor, descend_packed_
 
-# parameter <- 0 * parameter - 1 * -1 * update: replaces the parameter by the update, with the pass of other descents.
-REPLACING = DescentRule(as_tensor(1.0), as_tensor(1.0), "independent", as_tensor(-1.0))
+
+def replacing() -> DescentRule:
+    """Return the rule that replaces a parameter by the update, with the pass of other descents.
+
+    That is parameter <- 0 * parameter - 1 * -1 * update. The numbers are new ones, because a FakeTensorMode takes none
+    that was made outside of it.
+    """
+    return DescentRule(as_tensor(1.0), as_tensor(1.0), "independent", as_tensor(-1.0))
 
 
 def move_on_sphere_(W: Tensor, updates: Tensor, lr: Tensor) -> Tensor:

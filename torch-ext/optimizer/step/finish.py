@@ -10,7 +10,7 @@ from torch import Tensor
 from ..parameters.settings import Group
 from ..parameters.state import REMAINDER
 from ..rules.descent import PLAIN, DescentOptions, Number, descend_packed_
-from ..rules.hyperball import REPLACING, move_on_sphere_
+from ..rules.hyperball import move_on_sphere_, replacing
 from ..rules.second_moment import balance_
 from .local_matrix import ROW_SCALE, LocalMatrix, others_of, views_of
 from .polar_update import norms_of_updates
@@ -67,7 +67,7 @@ def descend_parts_(
 ) -> None:
     """Move parts of matrices by what `finish_updates_` returned; `options` has norms, offsets and flags of those."""
     keeps_norm = parts[0].matrix.parameter.keeps_norm
-    rule = REPLACING if keeps_norm else recipe.descent._replace(multiplier=multiplier)
+    rule = replacing() if keeps_norm else recipe.descent._replace(multiplier=multiplier)
     options = options._replace(
         row_scale=_row_scales(parts),
         seeds=_seeds(parts, recipe.groups),
