@@ -1,5 +1,7 @@
 """What people give in place of parameters: an error says what was given, what is needed, and what to write instead."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -44,6 +46,13 @@ def view_inside_another(kernel):
     kernel.Muon([("a", a), ("b", Parameter(a.data[2:6]))])
 
 
+def nested(layout):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The PyTorch API of nested tensors")
+        parts = [torch.ones(2, 3), torch.ones(4, 3)]
+        return torch.nested.nested_tensor(parts, layout=layout, requires_grad=True)
+
+
 def read_twice(kernel):
     params = nn.Linear(8, 8).named_parameters()
     list(params)
@@ -64,6 +73,40 @@ PARAMETERS = {
     "one group": (lambda k: k.Muon({"params": [weight()]}), TypeError, r"write a list of groups, \[group\]"),
     "a string": (lambda k: k.Muon("model"), TypeError, r"got str: write model\.named_parameters\(\)"),
     "strings": (lambda k: k.Muon(["a"]), TypeError, r"tensors or \(name, tensor\) pairs, got str at position 0"),
+    "pairs the wrong way round": (
+        lambda k: k.Muon([(weight(), "a")]),
+        TypeError,
+        r"\(name, tensor\) pairs, got a tuple of Parameter, str at position 0",
+    ),
+    "numbers for names": (
+        lambda k: k.Muon(enumerate([weight()])),
+        TypeError,
+        r"\(name, tensor\) pairs, got a tuple of int, Parameter at position 0",
+    ),
+    "a name without a tensor": (
+        lambda k: k.Muon([weight(), ["w", None]]),
+        TypeError,
+        "got a list of str, NoneType at position 1",
+    ),
+    "many in one place": (
+        lambda k: k.Muon([(weight(), weight(), weight(), 1)]),
+        TypeError,
+        r"got a tuple of Parameter, Parameter, Parameter, \.\.\. at position 0",
+    ),
+    "an empty pair": (lambda k: k.Muon([()]), TypeError, "got tuple at position 0"),
+    **{
+        f"a nested tensor, {layout}": (
+            lambda k, layout=layout: k.Muon([("w", nested(layout))]),
+            ValueError,
+            "parameters must be dense tensors, w is a nested one: give its parts, each with a name",
+        )
+        for layout in (torch.jagged, torch.strided)
+    },
+    "groups of a nested tensor": (
+        lambda k: k.Muon([{"params": [nested(torch.jagged)], "use_muon": True}]),
+        ValueError,
+        "param_0 is a nested one",
+    ),
     "nothing": (lambda k: k.Muon(None), TypeError, r"got NoneType: write model\.named_parameters\(\)"),
     "a set": (lambda k: k.Muon({weight()}), TypeError, "keep their order between runs: give a list, not a set"),
     "an empty list": (lambda k: k.Muon([]), ValueError, "params are empty: does the model have parameters"),

@@ -29,7 +29,7 @@ def unique_parameters(
     """Return each parameter once, with all its names; unnamed parameters are called `param_<first>` and so on.
 
     Warns if an unnamed parameter comes twice. Raises TypeError for anything but a tensor or a pair of name and tensor,
-    and ValueError for a parameter of a lazy module.
+    and ValueError for nested tensors and for a parameter of a lazy module.
     """
     aliases: dict[Tensor, list[str]] = {}
     unnamed = []
@@ -37,9 +37,13 @@ def unique_parameters(
         named = isinstance(entry, (tuple, list)) and len(entry) == 2
         name, p = entry if named else (f"param_{i}", entry)
         if not isinstance(name, str) or not isinstance(p, Tensor):
-            got = f"{type(entry).__name__} at position {i - first}"
+            got = f"{_kind_of(entry)} at position {i - first}"
             got += ": write its named_parameters()" if isinstance(entry, nn.Module) else ""
             raise TypeError(f"params must be tensors or (name, tensor) pairs, got {got}")
+        if p.is_nested:
+            raise ValueError(
+                f"parameters must be dense tensors, {name} is a nested one: give its parts, each with a name"
+            )
         if is_lazy(p):
             raise ValueError(
                 f"{name} has no shape yet, because its module is lazy: run the model once before its optimizer is made"
@@ -49,6 +53,14 @@ def unique_parameters(
     if len(set(unnamed)) < len(unnamed):
         warn_user("got a parameter group with duplicate parameters: each is optimized once")
     return [(names, p) for p, names in aliases.items()]
+
+
+def _kind_of(entry: Any) -> str:
+    """Return the type of an entry as a text, with those of its parts if it may be meant as a pair."""
+    kind = type(entry).__name__
+    if not isinstance(entry, (tuple, list)) or not entry:
+        return kind
+    return f"a {kind} of {', '.join(type(part).__name__ for part in entry[:3])}{', ...' if len(entry) > 3 else ''}"
 
 
 def check_is_muon(is_muon: Any) -> None:
