@@ -45,3 +45,54 @@ def test_logits_are_observed_where_the_model_was_moved_to(portable_kernel, kind)
         optimizer.observe_qk_logits("attn", torch.full((2,), 400.0, device=narrow.device))
         optimizer.step()
         assert optimizer.metrics()["heads_clipped"].item() == 2
+
+
+def halved(kernel, first, second):
+    """An optimizer for two layers whose query and key weights are on a device each, all ones and without gradients."""
+    names = [(f"layers.{i}.{role}_proj.weight", at) for i, at in enumerate((first, second)) for role in "qk"]
+    weights = {name: torch.ones(8, 16).to(at) for name, at in names}
+    options = dict(lr=0.0, ns_dtype=torch.float32, qk_clip={"head_dim": 4, "threshold": 100})
+    return kernel.Muon(weights.items(), **options), weights
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_reversed", [False, True], ids=["cpu last", "cpu first"])
+def test_weights_on_two_devices_are_clipped_by_logits_of_either(portable_kernel, kind, is_reversed):
+    """Each layer's logits are where the layer is, or where the other one is."""
+    with narrow_device(portable_kernel, kind) as narrow:
+        devices = (torch.device("cpu"), narrow.device) if is_reversed else (narrow.device, torch.device("cpu"))
+        optimizer, weights = halved(portable_kernel, *devices)
+        for expected, seen in ((0.5, devices), (0.25, devices[::-1])):
+            for layer, at in enumerate(seen):
+                optimizer.observe_qk_logits(layer, torch.tensor([400.0, 1.0]).to(at))
+            for p in weights.values():
+                p.grad = torch.zeros_like(p)
+            optimizer.step()
+            optimizer.zero_grad()  # the modelled device has no norms of a list on two devices
+            assert optimizer.metrics()["heads_clipped"].item() == 2
+            for p in weights.values():
+                assert p.cpu()[:, 0].tolist() == pytest.approx([expected] * 4 + [1.0] * 4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frozen_weights_on_two_devices_are_clipped(portable_kernel, kind):
+    with narrow_device(portable_kernel, kind) as narrow:
+        optimizer, weights = halved(portable_kernel, narrow.device, torch.device("cpu"))
+        for layer in range(2):
+            optimizer.observe_qk_logits(layer, torch.tensor([400.0, 1.0]))
+        optimizer.step()
+        for p in weights.values():
+            assert p.cpu()[:, 0].tolist() == pytest.approx([0.5] * 4 + [1.0] * 4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_observed_logits_go_with_a_model_that_is_moved(portable_kernel, kind):
+    """A half of it, from the CPU to where the other half is."""
+    with narrow_device(portable_kernel, kind) as narrow:
+        optimizer, _ = halved(portable_kernel, torch.device("cpu"), narrow.device)
+        optimizer.observe_qk_logits(0, torch.tensor([400.0, 1.0]))
+        (group,) = optimizer.param_groups
+        group["params"][:] = [p.to(narrow.device) for p in group["params"]]
+        optimizer.step()
+        assert optimizer.metrics()["heads_clipped"].item() == 1
+        assert group["params"][0].cpu()[:, 0].tolist() == pytest.approx([0.5] * 4 + [1.0] * 4)

@@ -204,8 +204,8 @@ def test_whole_logits_bring_advice_that_works(clip):
 @pytest.mark.parametrize("companions", [{}, {"layers.0.attn.qkv.bias": (48,)}], ids=["alone", "with a bias"])
 def test_logits_of_more_heads_than_a_fused_weight_seems_to_have_bring_advice(clip, companions):
     """48 rows may be four heads with keys of their own, or eight heads that share two keys."""
-    shapes, words = {"layers.0.attn.qkv.weight": (48, 8), **companions}, r"must be \(\.\.\., 4\) .* got \(8,\) on"
-    with pytest.raises(ValueError, match=f"{words} .* share keys, qk_clip needs num_kv_heads$"):
+    shapes, words = {"layers.0.attn.qkv.weight": (48, 8), **companions}, r"must be \(\.\.\., 4\), got \(8,\)"
+    with pytest.raises(ValueError, match=f"{words}. If .* share keys, qk_clip needs num_kv_heads$"):
         clip({"head_dim": 4}, shapes).observe_(0, torch.ones(8))
     clip({"head_dim": 4, "num_kv_heads": 2}, shapes).observe_(0, torch.ones(8))
 
@@ -216,7 +216,7 @@ def test_logits_of_more_heads_than_a_fused_weight_seems_to_have_bring_advice(cli
     ids=["pair", "given"],
 )
 def test_no_advice_where_the_number_of_keys_is_known(clip, settings, shapes):
-    with pytest.raises(ValueError, match=r"got \(8,\) on [a-z]+(:\d)?$"):
+    with pytest.raises(ValueError, match=r"got \(8,\)$"):
         clip({"head_dim": 4, **settings}, shapes).observe_(0, torch.ones(8))
 
 

@@ -338,16 +338,16 @@ class Muon(Optimizer):
     def observe_qk_logits(self, layer: str | int, logits: Tensor) -> None:
         """Record the largest attention logits (..., heads) of one layer since the last good step, for QK-clip.
 
-        Pass the scaled logits that enter the softmax, with -inf for heads that only other ranks have. It does not wait
-        for the device. Raises ValueError without `qk_clip`, for an unknown layer, and for a wrong number of heads;
-        TypeError for logits that are not a dense floating-point tensor. State dicts do not have the logits:
-        save after a step. Loading one forgets them.
+        Pass the scaled logits that enter the softmax, with -inf for heads that only other ranks have, on any device. It
+        waits for a device only if some of the weights are on the CPU. Raises ValueError without `qk_clip`, for an
+        unknown layer, and for a wrong number of heads; TypeError for logits that are not a dense floating-point tensor.
+        State dicts do not have the logits: save after a step. Loading one forgets them.
         """
         if self._clip is None:
             raise ValueError("observe_qk_logits needs Muon(..., qk_clip={...})")
         if not isinstance(logits, Tensor):
             raise TypeError(f"logits must be a tensor (..., heads), got {type(logits).__name__}")
-        if logits.device != self._clip.device:  # the model was moved, perhaps, and no step has noticed yet
+        if logits.device not in self._clip.devices:  # the model was moved, perhaps, and no step has noticed yet
             self._refresh()
         self._clip.observe_(layer, logits)
 

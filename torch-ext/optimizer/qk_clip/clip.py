@@ -20,6 +20,7 @@ from ..kernels.user_warnings import warn_user
 from ..parameters.names import repeated
 from ..plan.layout import layout_of
 from ..plan.process_groups import Ranks, all_reduce_max_, this_rank, world_size
+from ..rules.decay import read_at_once
 from ..rules.scaling import Scalings
 from .heads import Attention, attentions, clip_settings
 from .weights import Layer, without_positions
@@ -42,6 +43,7 @@ class QKClip:
         if self.report is not None and not callable(self.report):
             raise TypeError(f"report of qk_clip must be a function of two counts, or None, got {self.report!r}")
         self._parameters: dict[str, Tensor] = {}
+        self.devices: set[torch.device] = set()  # of the weights when the plan was made
         self._attentions: list[Attention] = []
         self._ranks: Optional[Ranks] = None  # that share the weights
         self._is_here = True  # whether this rank is one of them
@@ -50,11 +52,6 @@ class QKClip:
         self._unobserved: Optional[int] = 0  # steps so far; None from the first observation on
         self.counts: Optional[Tensor] = None  # int64 (2): heads clipped at the last step, and heads not finite
         self._unreported = False  # whether there are counts that were not given to `report`
-
-    @property
-    def device(self) -> torch.device:
-        """The device on which logits are observed: that of the weights when the plan was made."""
-        return self._largest.device
 
     def replace_positions(self, given: Sequence[str]) -> None:
         """Put names in place of the positions in `layers`; `given` are the parameters' names in the user's order.
@@ -94,10 +91,14 @@ class QKClip:
                 "replicas write exchange=ExchangeOptions(process_group=...) with the group of their ranks"
             )
         self._is_here = self._ranks is None or this_rank() in self._ranks
-        device = next(iter(weights.values())).device
-        if found != self._attentions or self._largest is None or self._largest.device != device:
+        self.devices = {weight.device for weight in weights.values()}
+        device, seen = next(iter(weights.values())).device, self._largest
+        is_known = seen is not None and found == self._attentions
+        if not is_known or seen.device != device:
             self._attentions = found
             self._allocate(device)
+            if is_known and not seen.is_meta:  # the model was moved after the forward pass
+                self._largest.copy_(seen)
 
     def check_rows(self, transposed: Collection[str]) -> None:
         """Raise ValueError if one of the weights is `transposed`, because then its heads are columns."""
@@ -111,23 +112,20 @@ class QKClip:
         """Raise the largest logits seen so far of one layer, in place, to `logits` (..., heads) where these are larger.
 
         `logits` are each head's largest logits before the softmax, with the scale that the softmax sees, or upper
-        bounds of them such as log-sum-exps. They are on the parameters' device, and nothing waits for it. A NaN stays
-        until the next good step. Raises ValueError for an unknown layer, another number of heads, or another device;
-        TypeError for another kind of numbers, and for sparse ones.
+        bounds of them such as log-sum-exps. They may be on any device; the host waits only if they are not on the CPU
+        and the first weight is. A NaN stays until the next good step. Raises ValueError for an unknown layer and for
+        another number of heads; TypeError for another kind of numbers, and for sparse ones.
         """
         attention = self._by_key.get(layer) if isinstance(layer, Hashable) else None
         if attention is None:
             raise ValueError(f"qk_clip has no layer {layer!r}, only {', '.join(map(repr, self._by_key))}")
-        heads, device = attention.heads, self._largest.device
-        if logits.shape[-1:] != (heads,) or logits.device != device:
-            may_share = attention.is_fused and not self.settings.num_kv_heads and logits.device == device
+        heads = attention.heads
+        if logits.shape[-1:] != (heads,):
+            may_share = attention.is_fused and not self.settings.num_kv_heads
             advice = ". If heads of the fused weight share keys, qk_clip needs num_kv_heads" if may_share else ""
-            if logits.ndim > 2 and logits.shape[-1:] != (heads,):
+            if logits.ndim > 2:
                 advice = f". Give the largest logit of each head: logits.amax((-2, -1)){advice}"
-            raise ValueError(
-                f"logits of layer {layer!r} must be (..., {heads}) on {device}, "
-                f"got {tuple(logits.shape)} on {logits.device}{advice}"
-            )
+            raise ValueError(f"logits of layer {layer!r} must be (..., {heads}), got {tuple(logits.shape)}{advice}")
         if logits.dtype not in DTYPES or logits.layout != torch.strided:
             raise TypeError(
                 f"logits of layer {layer!r} must be a dense tensor of {', '.join(map(str, DTYPES))}, "
@@ -136,7 +134,8 @@ class QKClip:
         self._unobserved = None
         if logits.numel():
             largest = self._largest[attention.first : attention.first + heads]
-            torch.maximum(largest, logits.detach().reshape(-1, heads).amax(0).to(largest.dtype), out=largest)
+            seen = logits.detach().reshape(-1, heads).amax(0).to(largest.dtype)
+            torch.maximum(largest, _moved(seen, largest.device), out=largest)
 
     def forget(self) -> None:
         """Forget observed logits, and report no counts of the last step: weights and state are about to be replaced."""
@@ -155,7 +154,7 @@ class QKClip:
         self._unreported = False
 
     def take_scales(self, scalings: Scalings) -> dict[Tensor, Tensor]:
-        """Return the float32 factor of each row of the weights and biases that QK-clip may scale, views of one tensor.
+        """Return the float32 factor of each row of the weights and biases that QK-clip may scale, on their devices.
 
         The factors follow from the logits observed since the last good step, and are computed in the device's
         `exact_dtype`. The logits are then forgotten, since changed weights have other logits. A head with a NaN or an
@@ -179,9 +178,11 @@ class QKClip:
         self.counts = torch.stack([clipped.sum() * is_taken, (largest.isnan() | largest.isposinf()).sum()])
         gamma = (threshold / largest.to(self._exponents.dtype)).masked_fill(~clipped, 1.0)
         of_runs = gamma[self._heads_of_run].amin(1).pow(self._exponents).float()
-        scales = of_runs[self._run_of_row].split(list(self._rows.values()))
+        of_rows, sizes = of_runs[self._run_of_row], list(self._rows.values())
+        scales = {device: _moved(of_rows, device).split(sizes) for device in self.devices}
         largest.masked_fill_(is_taken, -torch.inf)
-        return {self._parameters[name]: scale for name, scale in zip(self._rows, scales)}
+        weights = [self._parameters[name] for name in self._rows]
+        return {weight: scales[weight.device][i] for i, weight in enumerate(weights)}
 
     def _count_unobserved(self) -> None:
         """Warn, once, if nothing has been observed in the first `UNOBSERVED_STEPS`: then nothing is ever clipped."""
@@ -211,3 +212,8 @@ class QKClip:
         exponents = [run.exponent for run in runs]
         self._exponents = torch.tensor(exponents, dtype=exact_dtype(device), device=device)  # (runs)
         self._run_of_row = torch.repeat_interleave(rows).to(device)  # one entry for each row of all weights
+
+
+def _moved(values: Tensor, device: torch.device) -> Tensor:
+    """Return values on `device`; the host waits only for a copy from another device to the CPU."""
+    return values.to(device, non_blocking=read_at_once(values, device))
