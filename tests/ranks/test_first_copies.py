@@ -127,7 +127,7 @@ def as_on_a_gpu(kernel):
 
     def later(self, scaling):
         result = overflow(self, scaling)
-        self._copied = Done()
+        self._sums._copied = Done()
         return result
 
     return mock.patch.object(meeting, "overflow", later)

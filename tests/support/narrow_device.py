@@ -67,19 +67,26 @@ class OnDevice(Tensor):
 def narrow_device(kernel: ModuleType, kind: str, has_float64: bool = False) -> Iterator[NarrowDevice]:
     """Carry out operations on a device of one of `KINDS`, and those of `kernel`, the package without a library.
 
-    torch's library for Intel's GPUs is not here: what it is asked for is feigned. Only `xpu` may have float64.
+    The libraries of such devices are not here: what they are asked for is feigned. Only `xpu` may have float64.
     """
     properties = SimpleNamespace(has_fp64=has_float64)
     answers = {"_lazy_init": None, "is_available": True, "get_device_properties": properties}
     with ExitStack() as stack:
         for name, answer in answers.items():
             stack.enter_context(mock.patch.object(torch.xpu, name, lambda *_, answer=answer: answer))
+        narrow = NarrowDevice(kernel, kind, has_float64)
+        accelerator = SimpleNamespace(current_stream=lambda device: None)
+        events = SimpleNamespace(Event=lambda device: _Event(narrow), accelerator=accelerator)
+        stack.enter_context(mock.patch.object(kernel.kernels.host_copy, "torch", events))
         stack.enter_context(_Functions())
-        yield stack.enter_context(NarrowDevice(kernel, kind, has_float64))
+        yield stack.enter_context(narrow)
 
 
 class NarrowDevice(TorchDispatchMode):
-    """The device of `narrow_device`; `operations` counts torch's on it, `waits` those that read a value from it."""
+    """The device of `narrow_device`; `operations` counts torch's on it, `waits` those that read a value from it.
+
+    A copy to the CPU that nobody waits for has zeros until an event after it is waited for; `copies` has these copies.
+    """
 
     def __init__(self, kernel: ModuleType, kind: str, has_float64: bool):
         super().__init__()
@@ -87,6 +94,7 @@ class NarrowDevice(TorchDispatchMode):
         self.device = torch.device(kind, 0)
         self.operations: Counter[str] = Counter()
         self.waits = 0
+        self.copies: list[tuple[Tensor, Tensor]] = []  # what they are in, and what arrives there
         native, operations = kernel.kernels.native, kernel.kernels.portable.operations.OPERATIONS
         self._functions = {native.PREFIX + name: operation.function for name, operation in operations.items()}
         self._namespace = native.ops.name
@@ -105,12 +113,16 @@ class NarrowDevice(TorchDispatchMode):
         wanted = kwargs.get("device")
         to_device = bool(here) if wanted is None else torch.device(wanted).type == self.device.type
         self.operations[name] += to_device
-        self.waits += bool(here) and (name == "_local_scalar_dense" or not to_device)
+        is_deferred = bool(here) and not to_device and kwargs.get("non_blocking", False)
+        self.waits += bool(here) and (name == "_local_scalar_dense" or not to_device) and not is_deferred
         originals = {id(x.host): x for x in here}
         args, kwargs = _mapped(_on_host, args), _mapped(_on_host, kwargs)
         if wanted is not None:
             kwargs["device"] = torch.device("cpu")
         result = operation(*args, **kwargs)
+        if is_deferred:
+            self.copies.append((result, result.clone()))
+            result.zero_()
         return _mapped(lambda x: self._placed(x, originals) if to_device else x, result)
 
     def _placed(self, x: Any, originals: dict[int, Tensor]) -> Any:
@@ -120,6 +132,20 @@ class NarrowDevice(TorchDispatchMode):
         if x.dtype in WIDE and not self._has_float64:
             raise RuntimeError(f"{self.device} has no {x.dtype}, and this would be a tensor of {tuple(x.shape)}")
         return originals[id(x)] if id(x) in originals else OnDevice(x, self.device)
+
+
+class _Event:
+    """An event of the device: once it is waited for, the copies to the CPU that began before it have arrived."""
+
+    def __init__(self, narrow: NarrowDevice):
+        self._narrow = narrow
+
+    def record(self, stream: None) -> None:
+        self._copies = list(self._narrow.copies)
+
+    def synchronize(self) -> None:
+        for target, values in self._copies:
+            target.copy_(values)
 
 
 class _Functions(TorchFunctionMode):

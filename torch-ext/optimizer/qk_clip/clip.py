@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..iteration import DTYPES
 from ..kernels.formats import exact_dtype
+from ..kernels.host_copy import HostCopy
 from ..kernels.user_warnings import warn_user
 from ..parameters.names import repeated
 from ..plan.layout import layout_of
@@ -33,8 +34,8 @@ UNOBSERVED_STEPS = 10
 class QKClip:
     """QK-clip for an optimizer's parameters by `settings`: those of `heads.clip_settings`, and `report`.
 
-    `report(clipped, not_finite)` receives the counts of heads of one step when the next one begins. By then the device
-    has computed them, so nothing waits.
+    `report(clipped, not_finite)` receives the counts of heads of one step when the next one begins. That waits for
+    these counts alone, which are on their way since the last step, and not for what the device was given after it.
     """
 
     def __init__(self, settings: Mapping[str, Any]):
@@ -51,7 +52,7 @@ class QKClip:
         self._warned = False  # of replicas whose logits nobody compares
         self._unobserved: Optional[int] = 0  # steps so far; None from the first observation on
         self.counts: Optional[Tensor] = None  # int64 (2): heads clipped at the last step, and heads not finite
-        self._unreported = False  # whether there are counts that were not given to `report`
+        self._unreported: Optional[HostCopy] = None  # counts that were not given to `report`
 
     def replace_positions(self, given: Sequence[str]) -> None:
         """Put names in place of the positions in `layers`; `given` are the parameters' names in the user's order.
@@ -139,7 +140,7 @@ class QKClip:
 
     def forget(self) -> None:
         """Forget observed logits, and report no counts of the last step: weights and state are about to be replaced."""
-        self._unreported = False
+        self._unreported = None
         if self._largest is not None:
             self._largest.fill_(-torch.inf)
 
@@ -149,9 +150,9 @@ class QKClip:
         Either may raise.
         """
         self._count_unobserved()
-        if self.report is not None and self._unreported:
-            self.report(*map(int, self.counts))
-        self._unreported = False
+        if self._unreported is not None:
+            self.report(*self._unreported.read())
+        self._unreported = None
 
     def take_scales(self, scalings: Scalings) -> dict[Tensor, Tensor]:
         """Return the float32 factor of each row of the weights and biases that QK-clip may scale, on their devices.
@@ -174,13 +175,13 @@ class QKClip:
         found_inf = scalings.on(self._ranks, largest.device).found_inf
         always = torch.ones((), dtype=torch.bool, device=largest.device)
         is_taken = always if found_inf is None else found_inf.reshape(()) == 0
-        self._unreported = True
         self.counts = torch.stack([clipped.sum() * is_taken, (largest.isnan() | largest.isposinf()).sum()])
         gamma = (threshold / largest.to(self._exponents.dtype)).masked_fill(~clipped, 1.0)
         of_runs = gamma[self._heads_of_run].amin(1).pow(self._exponents).float()
         of_rows, sizes = of_runs[self._run_of_row], list(self._rows.values())
         scales = {device: _moved(of_rows, device).split(sizes) for device in self.devices}
         largest.masked_fill_(is_taken, -torch.inf)
+        self._unreported = None if self.report is None else HostCopy(self.counts)
         weights = [self._parameters[name] for name in self._rows]
         return {weight: scales[weight.device][i] for i, weight in enumerate(weights)}
 

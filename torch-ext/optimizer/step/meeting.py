@@ -14,6 +14,7 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Seque
 import torch
 from torch import Tensor
 
+from ..kernels.host_copy import HostCopy
 from ..parameters.groups import listed
 from ..parameters.settings import Group
 from ..plan.process_groups import Ranks, all_reduce_sum_, gathered, this_rank
@@ -90,8 +91,7 @@ class Meeting:
         self.ranks, self.terms, self._statement = ranks, terms, statement
         self._names = listed(terms.names)
         self._grad_scale: Optional[Tensor] = None
-        self._sums: Optional[Tensor] = None
-        self._copied: Optional[torch.Event] = None
+        self._sums: Optional[HostCopy] = None
 
     def overflow(self, scaling: GradientScaling) -> Tensor:
         """Return, as float32 (1), 1 if gradients overflow on any rank or the ranks disagree, else 0.
@@ -106,16 +106,13 @@ class Meeting:
             self._grad_scale = scaling.grad_scale.reshape(1).to(values.device, torch.float32, copy=True)
             values[1:2].copy_(_codes_of_scales(self._grad_scale)).mul_(self.terms.weight)
         all_reduce_sum_(values, self.ranks, self._statement.act, self._names)
-        self._sums = values.to("cpu", non_blocking=True)
-        if values.device.type != "cpu":
-            self._copied = torch.Event(values.device)
-            self._copied.record(torch.accelerator.current_stream(values.device))  # another GPU may be the current one
+        self._sums = HostCopy(values)
         return (values[:-1] != 0).any().reshape(1).to(torch.float32)  # all but `new`
 
     @property
     def is_known(self) -> bool:
         """Whether the result can be read without waiting for a device."""
-        return self._copied is None
+        return self._sums.is_known
 
     def mismatch(self, groups: Sequence[Group], compare_settings: bool) -> Optional[Exception]:
         """Return an error that names the ranks that do something else than the others; None if all do the same.
@@ -165,9 +162,7 @@ class Meeting:
         return not self._result().disagree
 
     def _result(self) -> Sums:
-        if self._copied is not None:
-            self._copied.synchronize()
-        return Sums(*self._sums.tolist())
+        return Sums(*self._sums.read())
 
     def _in_words(self, statements: Mapping[int, Statement]) -> str:
         first, odd = _first_difference(statements, lambda statement: statement.identity)
