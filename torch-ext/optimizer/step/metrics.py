@@ -61,12 +61,11 @@ def gradient_norms(groups: Iterable[Group], grad_scale: Optional[Tensor]) -> dic
         parts = [local_part(p.grad) for p in group["params"] if p.grad is not None]
         branch = "muon_gradient_norm" if group["use_muon"] else "fallback_gradient_norm"
         gradients[branch] += [part for part in parts if part.numel()]
-    norms = {key: _norm(tensors) for key, tensors in gradients.items()}
-    return norms if grad_scale is None else {key: norm / grad_scale.to(norm.device) for key, norm in norms.items()}
+    return {key: _norm(tensors, grad_scale) for key, tensors in gradients.items()}
 
 
-def _norm(tensors: list[Tensor]) -> Tensor:
-    if not tensors:
+def _norm(tensors: list[Tensor], grad_scale: Optional[Tensor]) -> Tensor:
+    if not tensors:  # zero whatever the scale, and the host would wait to divide by one that is on a device
         return torch.zeros((), dtype=torch.float64, device="cpu")
     exact = torch.float64
     for device in {tensor.device for tensor in tensors}:  # a dtype that each of them has
@@ -75,4 +74,5 @@ def _norm(tensors: list[Tensor]) -> Tensor:
     # beside a device without it: then each norm has its gradient's dtype.
     is_narrower = exact != torch.float64 and any(tensor.dtype == torch.float64 for tensor in tensors)
     norms = torch._foreach_norm(tensors) if is_narrower else torch._foreach_norm(tensors, 2, exact)
-    return torch.stack([norm.to(exact).to(norms[0].device) for norm in norms]).norm()
+    total = torch.stack([norm.to(exact).to(norms[0].device) for norm in norms]).norm()
+    return total if grad_scale is None else total / grad_scale.to(total.device)
