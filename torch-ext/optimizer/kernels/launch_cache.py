@@ -18,6 +18,7 @@ from triton.runtime.driver import driver
 from .hopper_gemm import hopper_product
 from .measurements import Ranks, changed
 from .symmetric_gemm import Launch, arrange, chosen_for, launch_symmetric_gemm, symmetric_gemm
+from .triton_errors import in_a_line
 from .triton_starts import starter
 from .tuned import COMPILED
 
@@ -68,7 +69,7 @@ def launch_fault() -> str:
     try:
         driver.active.utils  # noqa: B018  made when it is first read
     except Exception as error:  # Triton raises errors of any class
-        return f"{type(error).__name__}: {error}".splitlines()[0]
+        return in_a_line(error)
     return ""
 
 

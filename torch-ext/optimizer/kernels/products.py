@@ -15,15 +15,17 @@ from .machine import gpu_of, supports_triton
 from .measurements import Ranks
 from .product_table import Products
 from .tracing import constant_while_traced
+from .triton_errors import in_a_line, is_of_triton
 from .tuned import launches_hopper_gemm
 
 try:
     from . import small_polar, symmetric_gemm
     from .launch_cache import launch_fault, symmetric_product
-except ModuleNotFoundError as missing:
-    if missing.name != "triton":  # torch for CPUs comes without Triton; any other missing module is an error
+except ImportError as error:
+    if not is_of_triton(error):  # torch for CPUs comes without Triton; that any other module is missing is an error
         raise
-    small_polar = symmetric_gemm = symmetric_product = launch_fault = None
+    small_polar = symmetric_gemm = symmetric_product = None
+    launch_fault = functools.partial(str, in_a_line(error))
 
 # With AVX512_BF16 an AMD core multiplies bfloat16 about twice as fast as float32. In five steps of an m x n matrix, in
 # units of m² FLOP, the standard iteration takes 15 n + 5 m in bfloat16; the Gram iteration takes 6 n in bfloat16 and
@@ -204,19 +206,19 @@ def symmetric_choice(
 
 
 def launches_triton(device: torch.device) -> bool:
-    """Whether Triton's kernels may run on a GPU. Of CPUs and absent GPUs it says only whether Triton is installed."""
+    """Whether Triton's kernels may run on a GPU. Of CPUs and absent GPUs it says only whether there is Triton."""
     return has_triton(device) and not triton_fault(device)
 
 
 def has_triton(device: torch.device) -> bool:
-    """Whether Triton is installed, and supports the device if that is a GPU which is here."""
+    """Whether Triton can be imported, and supports the device if that is a GPU which is here."""
     return symmetric_product is not None and supports_triton(device)
 
 
 @constant_while_traced
 def triton_fault(device: torch.device) -> str:
-    """Return the error with which Triton's kernels would fail on a real GPU that they support; "" if there is none."""
-    return launch_fault() if has_triton(device) and gpu_of(device) else ""
+    """Return why Triton's kernels cannot run on a real GPU that they support: an error in one line; "" if they can."""
+    return launch_fault() if supports_triton(device) and gpu_of(device) else ""
 
 
 def small_choice(

@@ -1,0 +1,31 @@
+"""Errors of Triton, without which the package works, too: which they are, and how they are told."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import Optional
+
+
+def is_of_triton(error: ImportError) -> bool:
+    """Whether Triton, or a part of it, cannot be imported: it is absent, older or newer than needed, or broken.
+
+    An error that Triton's own files raise, as for a library that cannot be loaded, may have any name, or none.
+    """
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return _is_triton(error.name) or any(_is_triton(frame.f_globals.get("__name__")) for frame in frames)
+
+
+def in_a_line(error: Exception) -> str:
+    """Return kind and text of an error, in one line; without the folder of a file that could not be imported.
+
+    Ranks compare such lines, and each machine may have Triton in a folder of its own.
+    """
+    text = str(error)
+    if isinstance(error, ImportError) and error.path:
+        text = text.replace(error.path, Path(error.path).name)
+    return f"{type(error).__name__}: {text}".splitlines()[0]
+
+
+def _is_triton(module: Optional[str]) -> bool:
+    return (module or "").partition(".")[0] == "triton"
