@@ -56,6 +56,11 @@ def test_each_cure_ends_the_warning(kernel, cure):
     assert warned(lambda: kernel.Muon(params))[0] == []
 
 
+def test_what_may_be_a_stack_in_a_stack_or_a_layers_kernel_is_asked_for(kernel):
+    lines, _ = warned(lambda: kernel.Muon(parameters(up=(64, 64), experts__proj__weight=(96, 96, 7, 7))))
+    assert len(lines) == 1 and lines[0].startswith("experts.proj.weight (96, 96, 7, 7): stacks of matrices, or conv")
+
+
 def test_a_group_that_is_added_is_judged_alone(kernel):
     lines, optimizer = warned(lambda: kernel.Muon(parameters(up=(64, 64), a__w=(8, 16, 12))))
     assert len(lines) == 1

@@ -84,7 +84,12 @@ def test_heads_for_further_tokens_and_of_diffusion_transformers_are_heads(kernel
     assert branches(kernel, [(name, (64, 32))])[name] == ("adamw", f"output_head:{FURTHER_HEADS[name]}")
 
 
-HIDDEN_BESIDE_HEADS = ["medusa_head.0.0.linear.weight", "mtp.0.mlp.up.weight", "blocks.0.final_layer.linear.weight"]
+HIDDEN_BESIDE_HEADS = [
+    "medusa_head.0.0.linear.weight",
+    "mtp.0.mlp.up.weight",
+    "mtp.0.attn.head.weight",
+    "blocks.0.final_layer.linear.weight",
+]
 RESEMBLING = [
     *HIDDEN_BESIDE_HEADS,
     "conv_head.weight",
@@ -118,9 +123,9 @@ def test_patch_embeddings_go_one_way_in_every_library(kernel, name):
     assert all(reason.startswith("embedding:") for _, reason in found.values())
 
 
-@pytest.mark.parametrize("name", ["x_embedder.proj.weight", "model.pos_embed.proj.weight"])
+@pytest.mark.parametrize("name", ["x_embedder.proj.weight", "model.pos_embed.proj.weight", "img_in.proj.weight"])
 def test_kernels_that_embed_patches_of_latents_are_known_in_diffusion_transformers(kernel, name):
-    """DiT's and PixArt's; a layer of that name embeds positions."""
+    """DiT's, PixArt's and HunyuanVideo's; a layer of that name embeds positions."""
     found = branches(kernel, [(name, (48, 16, 2, 2)), (f"blocks.0.{name}", (48, 48))])
     assert list(found.values()) == [("adamw", f"embedding:{name.split('.')[-3]}"), ("muon", "matrix")]
 
@@ -130,7 +135,10 @@ def test_fluxs_first_layer_embeds_patches_of_latents(kernel):
     assert list(found.values()) == [("adamw", "embedding:img_in"), ("muon", "matrix")]
 
 
-@pytest.mark.parametrize("name", ["patch_embed.backbone.stages.0.conv.weight", "blocks.0.conv_proj.weight"])
+@pytest.mark.parametrize(
+    "name",
+    ["pos_embed.token_projection.weight", "patch_embed.backbone.stages.0.conv.weight", "blocks.0.conv_proj.weight"],
+)
 def test_convolutions_beside_a_patch_embedding_are_hidden(kernel, name):
     """As timm's hybrid networks have them."""
     assert branches(kernel, [(name, (48, 12, 3, 3))])[name] == ("muon", "matrix: flatten 48x108")

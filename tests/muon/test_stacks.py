@@ -49,8 +49,11 @@ def test_the_innermost_name_tells_stacks_from_convolutions(matrices, name, keys,
 
 def test_four_dimensions_are_a_convolution_unless_the_name_says_stack(matrices):
     assert matrices.is_stack("layers.0.weight", 4, ("experts",)) is False
-    assert matrices.is_stack("layers.0.experts.weight", 4, ("experts",)) is True
     assert matrices.is_stack("layers.0.experts.conv.weight", 4, ("experts",)) is False
+    assert matrices.is_stack("layers.0.experts.w13", 4, ("experts",)) is True
+    assert matrices.is_stack("layers.0.experts", 4, ("experts",)) is True
+    for may_be_a_layers in ("layers.0.experts.weight", "layers.0.experts.up.weight", "layers.0.experts.up.w13"):
+        assert matrices.is_stack(may_be_a_layers, 4, ("experts",)) is None
 
 
 @pytest.mark.parametrize("rows, cols", [(96, 64), (64, 64)])

@@ -233,6 +233,15 @@ def test_patch_embeddings_are_known_by_their_modules(kernel):
     }  # fmt: skip
 
 
+def test_a_head_for_further_tokens_leaves_the_models_head_to_be_found(kernel):
+    further = Model(head=linear(32, 100))
+    model = Model(tok_emb=nn.Embedding(100, 32), mtp_layers=nn.ModuleList([further]), up=linear(32, 32))
+    model.unproject = linear(32, 100)
+    reasons = matrices(kernel, model)
+    assert reasons.pop("up.weight").startswith("matrix") and reasons.pop("tok_emb.weight") == "embedding"
+    assert reasons == {"mtp_layers.0.head.weight": "output_head", "unproject.weight": LAST}
+
+
 def test_torchs_output_layer_for_many_classes_is_a_head(kernel):
     model = Model(embed=nn.Embedding(100, 32), up=linear(32, 32), out=nn.AdaptiveLogSoftmaxWithLoss(32, 100, [20, 50]))
     reasons = matrices(kernel, model)

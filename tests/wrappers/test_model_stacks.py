@@ -93,7 +93,28 @@ def test_gate_beside_up_is_a_stack_of_two(kernel):
     model = nn.ModuleDict({"ffn": nn.Module()})
     model["ffn"].w13 = nn.Parameter(torch.zeros(2, 24, 16))
     groups = kernel.groups_for(model)
-    assert chosen(groups) == {"ffn.w13": "experts: gate and up: 2 matrices 24x16"}
+    assert chosen(groups) == {"ffn.w13": "gate and up: 2 matrices 24x16"} and not groups.choices.notes
+
+
+class Routed(nn.Module):
+    """Experts by the number of them alone, fused as (experts, 2 rows, cols) or as (experts, 2, rows, cols)."""
+
+    def __init__(self, *fused):
+        super().__init__()
+        self.num_experts = fused[0]
+        self.w13, self.w2 = nn.Parameter(torch.zeros(fused)), nn.Parameter(torch.zeros(fused[0], 16, 24))
+
+
+def test_gates_beside_ups_of_experts_are_matrices_each_whatever_their_module_is_called(kernel):
+    """Where they are fused, two experts are no gate beside up."""
+    groups = kernel.groups_for(nn.ModuleDict({"mlp": Routed(8, 2, 24, 16)}))
+    assert chosen(groups) == {
+        "mlp.w13": "experts: gate and up: 16 matrices 24x16", "mlp.w2": "experts: 8 matrices 16x24",
+    }  # fmt: skip
+    assert not any("order of the rows" in note for note in groups.choices.notes)
+    groups = kernel.groups_for(nn.ModuleDict({"mlp": Routed(2, 48, 16)}))
+    assert chosen(groups)["mlp.w13"] == "experts: gate and up: 2 matrices 48x16"
+    assert [note for note in groups.choices.notes if "differ in the order of the rows of w13" in note]
 
 
 def test_experts_without_a_gate_are_whole(kernel):

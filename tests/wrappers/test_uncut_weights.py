@@ -91,7 +91,8 @@ def test_modulations_are_remarked(kernel):
         def __init__(self):
             super().__init__()
             self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(16, 96))
-            self.img_mod, self.modulation = nn.ModuleDict({"lin": nn.Linear(16, 96)}), nn.Linear(16, 16)
+            self.img_mod, self.modulation = nn.ModuleDict({"lin": nn.Linear(16, 96)}), nn.Module()
+            self.modulation.f, self.modulation.lin = nn.Linear(16, 96), nn.Linear(16, 16)  # FocalNet's, and a square
             self.norm1, self.up = AdaLayerNormZero(), nn.Linear(16, 96)
 
     (line,) = said(kernel.Muon(kernel.groups_for(nn.ModuleDict({"block": Block()}))).explain().notes)

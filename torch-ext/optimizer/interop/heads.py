@@ -7,7 +7,7 @@ from typing import Any, Iterator, List, NamedTuple, Optional, Sequence
 from torch import nn
 
 from ..parameters.names import MODEL_WRAPPERS
-from ..parameters.roles import lora_factor, role_by_name
+from ..parameters.roles import lora_factor, predicts_further_tokens, role_by_name
 
 # Methods of transformers' and timm's models that return the output module.
 _TELL = ("get_output_embeddings", "get_classifier")
@@ -96,8 +96,9 @@ def _holds(module: nn.Module) -> bool:
 
 
 def _has_named_head(model: nn.Module) -> bool:
-    roles = (role_by_name(name, tuple(p.shape)) for name, p in model.named_parameters() if p.ndim > 1)
-    return any(role is not None and role.startswith(_HEAD) for role in roles)
+    """Whether a name shows the model's head; heads for further tokens come beside it."""
+    named = [(name, p) for name, p in model.named_parameters() if p.ndim > 1 and not predicts_further_tokens(name)]
+    return any((role_by_name(name, tuple(p.shape)) or "").startswith(_HEAD) for name, p in named)
 
 
 def _named_heads(network: nn.Module) -> list[nn.Module]:

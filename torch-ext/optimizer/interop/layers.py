@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..parameters.matrices import EXPERT_KEYS, is_stack
 from ..parameters.names import bare_name
-from ..parameters.roles import NORM
+from ..parameters.roles import NORM, lora_factor
 from ..parameters.routing import MIN_SIDE
 from ..parameters.setting_values import flag
 from .attention import ROLE_OF, Parts, attention_parts, leaf_of, rows_by_role
@@ -30,8 +30,8 @@ _RECURRENT = (nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell)
 # Weights of state space models, such as Mamba, whose modules have a parameter of this name.
 _STATE_SPACE, _DECAYS = ("in_proj", "x_proj"), "A_log"
 # Layers that make shifts, scales and gates of a condition in diffusion transformers such as DiT and Flux, by a module's
-# name, or by its class in diffusers.
-_MODULATION, _MODULATION_CLASS = re.compile(r"(^|\.)(adaln_modulation|modulation|(img|txt)_mod)\."), "AdaLayerNorm"
+# name, or by its class in diffusers. FocalNet's `modulation.f` is something else.
+_MODULATION, _MODULATION_CLASS = re.compile(r"(^|\.)(adaln_modulation|modulation\.lin|(img|txt)_mod)\."), "AdaLayerNorm"
 
 
 class Cutting(NamedTuple):
@@ -69,19 +69,23 @@ def is_norm(owner: nn.Module) -> bool:
 
 def stack_in(name: str, p: Tensor, owner: nn.Module) -> Optional[bool]:
     """Return whether the parameter of `owner` is a stack of matrices, not a convolution; None if nothing shows it."""
-    if isinstance(owner, nn.modules.conv._ConvNd):
-        return False
-    named = is_stack(name, p.ndim, EXPERT_KEYS)
-    if named is not None or p.ndim != 3:
-        return named
+    if p.ndim < 3 or isinstance(owner, nn.modules.conv._ConvNd) or is_stack(name, 3, EXPERT_KEYS) is False:
+        return False  # also by `conv` in the name
+    known = _is_of_experts(name, p, owner) or _is_pair(name, p, owner)
+    return True if known else is_stack(name, p.ndim, EXPERT_KEYS)
+
+
+def _is_of_experts(name: str, p: Tensor, owner: nn.Module) -> bool:
+    """Whether a parameter is a stack of experts: by its name, or by its module's class or number of experts."""
     counts = [getattr(owner, key, None) for key in ("num_experts", "n_experts", "num_local_experts")]
-    in_experts = "expert" in type(owner).__name__.lower() or p.size(0) in counts
-    return True if in_experts or _is_gate_beside_up(name, p) else None
+    by_module = "expert" in type(owner).__name__.lower() or p.size(0) in counts
+    return by_module or bool(is_stack(name, p.ndim, EXPERT_KEYS))
 
 
-def _is_gate_beside_up(name: str, p: Tensor) -> bool:
-    """Whether gate and up are two matrices of a stack, (..., 2, rows, cols), as in torchtitan."""
-    return p.ndim > 2 and p.size(-3) == 2 and leaf_of(name) in _ORDER_UNKNOWN
+def _is_pair(name: str, p: Tensor, owner: nn.Module) -> bool:
+    """Whether gate and up of a dense layer are (2, rows, cols), as in torchtitan."""
+    is_beside = p.ndim == 3 and p.size(0) == 2 and leaf_of(name) in _ORDER_UNKNOWN
+    return is_beside and not _is_of_experts(name, p, owner)
 
 
 def cut_of(name: str, p: Tensor, owners: Sequence[nn.Module], cutting: Cutting) -> Cut:
@@ -90,7 +94,8 @@ def cut_of(name: str, p: Tensor, owners: Sequence[nn.Module], cutting: Cutting) 
     settings: dict[str, Any] = {} if p.ndim < 3 or stack is None else {"stacked": stack}
     if p.ndim > 2 and not stack:
         return Cut("convolution", {**settings, **_by_group(p, owners[0])})
-    transposed = _is_transposed(owners[0]) if stack else type(owners[0]).__name__ == "Conv1D"
+    is_pair = _is_pair(name, p, owners[0])
+    transposed = _is_transposed(owners[0]) if stack and not is_pair else type(owners[0]).__name__ == "Conv1D"
     if transposed:
         settings["transposed"] = True
     role, (parts, remark) = _parts(name, p, -1 if transposed else -2, owners, cutting)
@@ -104,7 +109,7 @@ def cut_of(name: str, p: Tensor, owners: Sequence[nn.Module], cutting: Cutting) 
         remark = lies if remark is None else f"{remark}, and {lies}"
     if parts is not None and len(parts) > 1:
         settings["split_rows"] = parts
-    if stack:
+    if stack and not is_pair:
         role = "experts" if role == "matrix" else f"experts: {role}"
     return Cut(role, settings, remark, left_open)
 
@@ -142,7 +147,7 @@ def _parts(name: str, p: Tensor, axis: int, owners: Sequence[nn.Module], cutting
     """Return the role and the parts of a weight whose rows lie along `axis`."""
     leaf, rows, columns = leaf_of(name), p.size(axis), p.size(-3 - axis)
     if leaf in _GATED:
-        apart = _is_gate_beside_up(name, p)
+        apart = p.ndim > 3 or _is_pair(name, p, owners[0])
         return (_GATE_AND_UP, (None, None)) if apart else _gate_and_up(leaf, rows, owners[0], cutting.gate_up)
     layers = without_wrappers(owners)
     if leaf not in ROLE_OF or not _in_attention(name, layers):
@@ -178,7 +183,7 @@ def _several_in_one(name: str, squares: int, layers: Sequence[nn.Module]) -> Opt
         order = "state space models differ in the order of their rows (gate, x, B, C, time steps)"
         return f"{order}: to cut them give split_rows in patterns"
     by_class = any(type(layer).__name__.startswith(_MODULATION_CLASS) for layer in layers[:2])
-    if squares > 1 and (by_class or _MODULATION.search(bare_name(name).lower())):
+    if squares > 1 and not lora_factor(name) and (by_class or _MODULATION.search(bare_name(name).lower())):
         return "shifts, scales and gates have not been tried apart: to cut them give split_rows in patterns"
     return None
 

@@ -178,8 +178,9 @@ def is_stack(name: str, ndim: int, expert_keys: Sequence[str], stacked: Optional
 
     `stacked` decides if it is not None. Otherwise the innermost telling component of the name decides: one of
     `expert_keys`, such as `experts` (a key may span several components), means a stack, and `conv` in a component
-    means a convolution. A key before a number, as in `experts.0`, names a single expert and does not count. Where
-    neither is in the name, four and more dimensions are a convolution.
+    means a convolution. A key before a number, as in `experts.0`, names a single expert and does not count. Four and
+    more dimensions are a convolution without such a component. With an expert key they are a stack if they are a
+    parameter of that module itself, such as `experts.w13`; `experts.up.weight` may be a layer's, so the answer is None.
     """
     if ndim < 3 or stacked is not None:
         return ndim > 2 and bool(stacked)
@@ -188,7 +189,8 @@ def is_stack(name: str, ndim: int, expert_keys: Sequence[str], stacked: Optional
     stack = max((match.end() for match in keys), default=-1)
     convolution = max((match.start() for match in _CONVOLUTION.finditer(dotted.lower())), default=-1)
     if stack > convolution:
-        return True
+        inside = dotted[stack:-1]
+        return True if ndim == 3 or ("." not in inside and inside != "weight") else None
     return False if convolution >= 0 or ndim > 3 else None
 
 

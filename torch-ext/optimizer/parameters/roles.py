@@ -34,8 +34,9 @@ _TABLES = re.compile(
 _PATCHES = re.compile(
     r"(^|_)patch(es)?_(embed(ding|der)?s?\d*(_proj(ection)?)?|conv|proj(ection)?|to_embedding)$|^embed_patches$"
 )
-# What projects patches under other names: kernels in DiT and in PixArt, a layer at the top in torchvision and in Flux.
-_PATCH_KERNELS = re.compile(r"^(x_embedder|pos_embed)$")
+# What projects patches under other names: kernels `proj` in DiT, PixArt and HunyuanVideo, and a layer at the top in
+# torchvision and in Flux.
+_PATCH_KERNELS = {"x_embedder", "pos_embed", "img_in"}
 _TOP_PATCHES = {"conv_proj", "img_in"}
 _PIXELS = 4  # a convolution with at most so many input channels reads pixels
 _PATCH_SIDE = 12  # a convolution that reads pixels reads patches of them if its kernel has at least this side
@@ -60,7 +61,7 @@ _HEADS |= {"unembed", "decoder", "qa_outputs", "codec_head"}
 _ENDS_OF_HEADS = re.compile(r"(^|\.)(classif|vision_head|joint\.head|final_layer\.linear)\.weight$")
 # Heads that predict further tokens, in numbered blocks: of DeepSeek-V3 and GLM, of others' `mtp` layers, of Medusa.
 _FURTHER_HEADS = re.compile(
-    r"(^|\.)(shared_head\.(head|output)|mtp(_\w+)?(\.\w+)*\.(head|lm_head)|medusa_heads?\.\d+\.\d+)\.weight$"
+    r"(^|\.)(shared_head\.(head|output)|mtp(_\w+)?(\.(?!\w*att)\w+)*\.(head|lm_head)|medusa_heads?\.\d+\.\d+)\.weight$"
 )
 # Layers that score classes or tokens, also several of them in a list.
 _SCORES = re.compile(
@@ -107,8 +108,8 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
         return f"embedding:{table}"
     scores = _SCORES.search(next((part for part in reversed(parts[:-1]) if not part.isdigit()), ""))
     named = scores or layer in _HEADS or inside[0] in _TOP_PARTS or (at_top and _TOP_LAYER.match(layer))
-    path = ".".join(parts)
-    named = named or (not _is_in_a_block(parts) and _ENDS_OF_HEADS.search(path)) or _FURTHER_HEADS.search(path)
+    named = named or (not _is_in_a_block(parts) and _ENDS_OF_HEADS.search(".".join(parts)))
+    named = named or predicts_further_tokens(adapted)
     if named and not _RECURRENT.match(parts[-1]):
         return f"output_head:{layer}"
     narrow = shape[0] < shape[1] or adapted != bare
@@ -124,6 +125,11 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
     if _BIAS.search(parts[-1]):
         return "bias"
     return "scale" if _SCALE.search(parts[-1]) else None
+
+
+def predicts_further_tokens(name: str) -> bool:
+    """Whether a name shows a head for tokens after the next one."""
+    return _FURTHER_HEADS.search(bare_name(name).lower()) is not None
 
 
 def _table(parts: Sequence[str], at_top: bool, shape: tuple[int, ...]) -> Optional[str]:
@@ -149,12 +155,9 @@ def _patch_embedding(parts: Sequence[str], at_top: bool, shape: tuple[int, ...])
     """
     near = [part for part in parts if not part.isdigit()][-3:]
     is_kernel = len(shape) > 3
-
-    def projects_patches(part: str) -> bool:
-        named = _PATCHES.search(part) or (is_kernel and _PATCH_KERNELS.search(part))
-        return bool(named) or (at_top and part in _TOP_PATCHES)
-
-    word = next(filter(projects_patches, near), None)
+    word = next((part for part in near if _PATCHES.search(part) or (at_top and part in _TOP_PATCHES)), None)
+    if word is None and is_kernel and parts[-2:-1] == ["proj"]:
+        word = next((part for part in parts[-3:-2] if part in _PATCH_KERNELS), None)
     if word is not None:
         return None if is_kernel and shape[1] > _FEATURES and _is_later_stage(parts, word) else word
     reads_pixels = is_kernel and shape[1] <= _PIXELS and shape[-1] == shape[-2] >= _PATCH_SIDE

@@ -204,8 +204,8 @@ def check_shards(name: str, shards: Shards) -> None:
         inner = dims & {*view.stack_axes[1:]}
         if inner:
             raise ValueError(
-                f"{name}, a stack of matrices {shards.layout.shape}, is sharded along dimension {min(inner)}: of the "
-                f"dimensions in front of rows and columns, Muon needs only the first sharded"
+                f"{name}, a stack of matrices {shards.layout.shape}, is sharded along dimension {min(inner)}: shard "
+                "the first dimension, or rows or columns"
             )
         return
     contiguous = view.col_axes == tuple(sorted(view.col_axes))

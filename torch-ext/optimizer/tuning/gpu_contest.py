@@ -169,14 +169,17 @@ def _small_ways(task: Task, configs: Optional[Sequence[AnyConfig]]) -> _Ways:
 def _count(task: Task, name: str) -> int:
     """Return how many matrices a step gives to a product of this name at once.
 
-    Each product has as many as fill the GPU with its own tiles. X Xᵀ of a chain has whatever is packed together.
+    Squares come in as many as fill the GPU with the tiles of their product. X Xᵀ of long matrices has as many as the
+    squares that are launched today, or, in a chain, whatever is packed together.
     """
     device, dtype, (m, k) = task.device, getattr(torch, task.need.dtype), task.need[2:]
-    iteration = _iteration(device, dtype, (m, m))
-    products = iteration.products._replace(square_name=name)
-    most = matrices_together(device, (m, m), iteration._replace(products=products))
-    if k != m and chain_key(device, _iteration(device, dtype, (m, max(m, k)))) is not None:
+    iteration = _iteration(device, dtype, (m, max(m, k)))
+    if k == m:
+        iteration = iteration._replace(products=iteration.products._replace(square_name=name))
+    if k != m and chain_key(device, iteration) is not None:
         most = packed_together((m, k), torch.float32.itemsize)
+    else:
+        most = matrices_together(device, (m, m), iteration)
     return max(end - start for start, end in even_pieces(max(1, task.count), most))
 
 
