@@ -100,7 +100,7 @@ def test_gradients_of_two_devices_have_one_norm(portable_kernel, monkeypatch, ki
     monkeypatch.setattr(torch, "_foreach_norm", lambda tensors, *_: [tensor.norm() for tensor in tensors])
     with narrow_device(portable_kernel, kind) as narrow:
         gradients = [torch.full((3,), 2.0).to(narrow.device), torch.full((4,), 1.0, dtype=torch.float64)]
-        norm = portable_kernel.step.metrics._norm(gradients if first == "device" else gradients[::-1])
+        norm = portable_kernel.step.metrics._norm(gradients if first == "device" else gradients[::-1], None)
         assert norm.item() == 4.0
 
 
