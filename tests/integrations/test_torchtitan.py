@@ -2,8 +2,8 @@
 
 The registry of torchtitan's container is a list inside a method, so a subclass adds the name.
 `implementation` must be `for-loop`: otherwise the container would ask for a fused or foreach AdamW, a choice that
-Muon does not offer. The container passes names without modules: a fused `wqkv` is one matrix, and a fused `w13` with
-three dimensions stays with AdamW unless `stacked` says that it is a stack.
+Muon does not offer. The container passes names without modules, so a fused `wqkv` is one matrix. The fused `w13` of
+its overrides, (hidden, 2, dim), stays with AdamW.
 """
 
 import copy

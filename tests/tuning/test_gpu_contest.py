@@ -30,13 +30,17 @@ def gpu(kernel, measurements, monkeypatch):
 
 
 class Launch:
-    """A launch on the CPU. `wrong` says how some configurations err; `last` is the one that was launched."""
+    """A launch on the CPU. `wrong` says how some configurations err; `last` is the one that was launched.
+
+    `lengths` has how many matrices were multiplied at once, by the kernel.
+    """
 
     def __init__(self, kernel):
-        self.kernel, self.wrong, self.last = kernel, {}, None
+        self.kernel, self.wrong, self.last, self.lengths = kernel, {}, None, {}
 
     def __call__(self, A, B, D, C, scalars, config):
         self.last = "-".join(map(str, config))
+        self.lengths.setdefault(self.kernel.tuning.gpu_contest._kernel(config), set()).update((len(A), len(C)))
         numbers = (torch.tensor(float(x)) for x in scalars)
         self.kernel.kernels.symmetric_gemm._on_cpu(A, B, D, C, *numbers)
         self.wrong.get(self.last, lambda *_: None)(A, B, C)
@@ -100,35 +104,23 @@ def test_what_needs_no_compiling_is_proven_first(kernel, gpu, monkeypatch):
 TOGETHER = {"symmetric_gemm": 4, "hopper_gemm": 3, "torch.bmm": 5}
 
 
-@pytest.fixture
-def batches(kernel, gpu, monkeypatch):
-    """How many matrices of 48 rows each product has multiplied at once in races, where TOGETHER fill a GPU with it."""
-    contest, seen, launch = kernel.tuning.gpu_contest, {}, kernel.kernels.symmetric_gemm.launch_symmetric_gemm
-    together = lambda device, size, iteration: TOGETHER[iteration.products.square_name]  # noqa: E731
-    monkeypatch.setattr(contest, "matrices_together", together)
-
-    def launched(A, B, D, C, scalars, config):
-        launch(A, B, D, C, scalars, config)
-        seen.setdefault(contest._kernel(config), set()).update((len(A), len(C)))
-
-    def commuting(A, B):
-        seen.setdefault("torch.bmm", set()).update((len(A), len(B)))
-        return A @ B
-
-    monkeypatch.setattr(kernel.kernels.symmetric_gemm, "launch_symmetric_gemm", launched)
-    monkeypatch.setattr(contest, "BATCHED", contest.BATCHED._replace(commuting=commuting))
-    return seen
-
-
 @pytest.mark.parametrize("count, longest", [(1, (1, 1, 1)), (6, (3, 3, 3)), (7, (4, 3, 4)), (60, (4, 3, 5))], ids=str)
-def test_each_candidate_multiplies_as_many_matrices_as_a_step_gives_it(kernel, batches, count, longest):
-    """Even pieces of as many as fill the GPU with its tiles: with others' it would have waves that are partly empty."""
-    contest, size = kernel.tuning.gpu_contest, (48, 48)
-    need = kernel.kernels.measurement_file.Need("symmetric_gemm", "float16", *size)
-    made = contest.gpu_contest(kernel.tuning.contest.Task(need, CPU, count))
-    for candidate in made.candidates.values():
+def test_each_candidate_multiplies_as_many_matrices_as_a_step_gives_it(kernel, gpu, monkeypatch, count, longest):
+    """Even pieces of as many squares as fill the GPU with its tiles; with others' there would be empty places."""
+    contest, lengths = kernel.tuning.gpu_contest, kernel.kernels.symmetric_gemm.launch_symmetric_gemm.lengths
+    together = lambda device, size, iteration: TOGETHER.get(iteration.products.square_name, 2)  # noqa: E731
+    commuting = lambda A, B: lengths.setdefault("torch.bmm", set()).update((len(A), len(B)))  # noqa: E731
+    monkeypatch.setattr(contest, "matrices_together", together)
+    monkeypatch.setattr(contest, "BATCHED", contest.BATCHED._replace(commuting=commuting))
+
+    def candidates(k):
+        need = kernel.kernels.measurement_file.Need("symmetric_gemm", "float16", 48, k)
+        return contest.gpu_contest(kernel.tuning.contest.Task(need, CPU, count)).candidates.values()
+
+    for candidate in candidates(48):
         candidate.run()
-    assert batches == dict(zip(TOGETHER, ({each} for each in longest)))
+    assert lengths == dict(zip(TOGETHER, ({each} for each in longest)))
+    assert {candidate.count for candidate in candidates(96)} == {min(count, 2)}  # as squares have with today's product
 
 
 def test_gains_are_those_of_one_matrix(kernel, gpu, monkeypatch):
