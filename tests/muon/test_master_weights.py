@@ -36,12 +36,8 @@ def pair(kernel, **options):
     halves = named_parameters(torch.bfloat16)
     wholes = wide(halves)
     settings = {**SETTINGS, **options}
-    return (
-        halves,
-        kernel.Muon(halves.items(), **settings, master_weights="split"),
-        wholes,
-        kernel.Muon(wholes.items(), **settings),
-    )
+    ours = kernel.Muon(halves.items(), **settings, master_weights="split")
+    return halves, ours, wholes, kernel.Muon(wholes.items(), **settings)
 
 
 def set_equal_gradients(halves, wholes, seed, without=()):
@@ -78,7 +74,7 @@ def test_training_has_the_bits_of_float32_training(kernel, options, without):
 @pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
 def test_parameters_in_pieces_have_the_same_bits(kernel, fallback, monkeypatch):
     """As large models have them, whose masters are not in memory together."""
-    monkeypatch.setattr(kernel.step.fallback, "MASTERS_AT_ONCE", 30)
+    monkeypatch.setattr(kernel.step.fallback, "WIDENED_AT_ONCE", 30)
     halves, ours, wholes, reference = pair(kernel, fallback=fallback)
     for seed in range(2):
         set_equal_gradients(halves, wholes, seed)

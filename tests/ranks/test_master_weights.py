@@ -33,6 +33,10 @@ BEFORE, AFTER = 4, 3
 pytestmark = on_every_backend()
 
 
+def embedding(layout, seed):
+    return (Spec("embeddings.0.weight", (41, seed), layout),)
+
+
 @pytest.mark.parametrize("missing", ["nowhere", "everywhere", "here and there", "all but one"])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_matrices_have_the_bits_of_one_process(kernel, pools, layout, missing):
@@ -47,6 +51,15 @@ def test_the_fallback_has_the_bits_of_one_process(kernel, pools, layout, fallbac
     specs = tuple(Spec(f"embeddings.{i}.weight", shape, layout) for i, shape in enumerate([(41, 9), (3, 70), (7, 5)]))
     settings = {**SETTINGS, "fallback": fallback}
     assert_as_alone(kernel, pools, Case(specs, settings, steps=6, dtype=torch.bfloat16, missing="everywhere"))
+
+
+@pytest.mark.parametrize("specs", [model, embedding], ids=["matrices", "fallback"])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_gradients_in_float32_have_the_bits_of_one_process(kernel, pools, layout, specs):
+    """A part of a matrix without a gradient counts as zeros, which are in its parameter's dtype beside others."""
+    missing = "here and there" if specs is model else "everywhere"
+    case = Case(specs(layout, 5), {**SETTINGS, **FLOAT32}, steps=6, dtype=torch.bfloat16, missing=missing)
+    assert_as_alone(kernel, pools, case._replace(gradient_dtype=torch.float32))
 
 
 def differently_laid_out(kernel, case: Case) -> list[str]:

@@ -114,14 +114,15 @@ def test_convolution_sharded_along_its_kernel_raises(pools, conv_mode):
         assert "[2]" in text
 
 
-def stepped_with_gradients(kernel, placements):
+def stepped_with_gradients(kernel, placements, dtype=torch.float32):
     """Return the whole parameters, a matrix and a bias, after a step whose gradients have these placements."""
     mesh, rank = mesh_of((2,)), dist.get_rank()
     params = {"up.weight": (8, 6), "up.bias": (8,)}
     for name, shape in params.items():
         parts = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
-        start, gradient = torch.ones(shape), sum(parts)
+        start, gradient = torch.ones(shape, dtype=dtype), sum(parts)
         p = nn.Parameter(distribute_tensor(start, mesh, [Shard(0)], src_data_rank=None))
+        p.grad_dtype = torch.float32
         if placements == [Partial()]:
             p.grad = DTensor.from_local(parts[rank], mesh, placements, run_check=False)
         else:
@@ -133,11 +134,15 @@ def stepped_with_gradients(kernel, placements):
     return [p.full_tensor().detach() for p in params.values()], unchanged
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("placements", [[Partial()], [Replicate()]], ids=str)
-def test_gradients_are_brought_to_where_their_parameters_are(pools, placements):
-    """Tensor parallelism gives such ones: of norms in sequence parallelism, and of an embedding cut by rows."""
-    expected, _ = pools(2).run(stepped_with_gradients, [Shard(0)])[0]
-    for params, unchanged in pools(2).run(stepped_with_gradients, placements):
+def test_gradients_are_brought_to_where_their_parameters_are(pools, placements, dtype):
+    """Tensor parallelism gives such ones: of norms in sequence parallelism, and of an embedding cut by rows.
+
+    They are in float32, in which their terms are added.
+    """
+    expected, _ = pools(2).run(stepped_with_gradients, [Shard(0)], dtype)[0]
+    for params, unchanged in pools(2).run(stepped_with_gradients, placements, dtype):
         assert unchanged and all(map(torch.equal, params, expected))
 
 

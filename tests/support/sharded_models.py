@@ -18,6 +18,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from tests.support.inside import muon_settings
 from tests.support.rank_pool import device_of_ranks, one_by_one
+from tests.support.small_model import set_gradient
 
 
 class Layout(NamedTuple):
@@ -51,6 +52,7 @@ class Case(NamedTuple):
     zero: tuple[int, ...] = ()  # parameters whose gradients are all zero
     spoiled: int | None = None  # a parameter with one NaN in its first gradient
     shared: bool = False  # plain parameters are copies, and their work is split: process_group=
+    gradient_dtype: torch.dtype | None = None  # if it is not the parameters'
 
 
 class Trained(NamedTuple):
@@ -90,9 +92,8 @@ def train(kernel, case: Case) -> Trained:
     optimizer = muon(kernel, case, params, **({"process_group": dist.group.WORLD} if case.shared else {}))
     for step in range(1, case.steps + 1):
         for i, (spec, p) in enumerate(zip(case.specs, params)):
-            p.grad = None
-            if not is_missing(case, step, i, holder_of(spec.layout)):
-                p.grad = sharded(whole_gradient(case, step, i), spec.layout).data
+            missing = is_missing(case, step, i, holder_of(spec.layout))
+            set_gradient(p, None if missing else sharded(whole_gradient(case, step, i), spec.layout).data)
         optimizer.step()
     return _trained(params, optimizer, [_holders(spec) for spec in case.specs])
 
@@ -122,8 +123,8 @@ def _train_alone(kernel, case: Case, holders: Sequence[Tensor], device: str) -> 
             absent = torch.zeros_like(holders[i], dtype=torch.bool)
             for holder in holders[i].unique().tolist():
                 absent |= (holders[i] == holder) & is_missing(case, step, i, holder)
-            gradient = whole_gradient(case, step, i)
-            p.grad = None if absent.all() else gradient.masked_fill(absent, 0.0).to(device)
+            gradient = whole_gradient(case, step, i).masked_fill(absent, 0.0)
+            set_gradient(p, None if absent.all() else gradient.to(device))
         optimizer.step()
     return _trained(params, optimizer, list(holders))
 
@@ -176,7 +177,7 @@ def groups_of(case: Case, params: Sequence[Tensor]) -> list[dict[str, Any]]:
 
 def whole_parameter(case: Case, number: int) -> Tensor:
     """Return the first value of a parameter."""
-    return _random(case, 0, number)
+    return _random(case, 0, number, case.dtype)
 
 
 def part_of(case: Case, number: int) -> torch.nn.Parameter:
@@ -186,7 +187,7 @@ def part_of(case: Case, number: int) -> torch.nn.Parameter:
 
 def whole_gradient(case: Case, step: int, number: int) -> Tensor:
     """Return a gradient as one process has it."""
-    gradient = _random(case, step, number)
+    gradient = _random(case, step, number, case.gradient_dtype or case.dtype)
     if number in case.zero:
         gradient.zero_()
     if number == case.spoiled and step == 1:
@@ -208,10 +209,8 @@ def is_missing(case: Case, step: int, number: int, holder: int) -> bool:
 
 def holder_of(layout: Layout | None) -> int:
     """Return this rank's number among those that hold different parts; copies have one number."""
-    if layout is None:
-        return 0
     holder = 0
-    for size, split, index in zip(layout.mesh, layout.splits, mesh_of(layout.mesh).get_coordinate()):
+    for size, split, index in zip(*layout, mesh_of(layout.mesh).get_coordinate()) if layout is not None else ():
         holder = holder if split == "r" else holder * size + index
     return holder
 
@@ -226,9 +225,9 @@ def wholes(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: whole(value) for key, value in values.items()}
 
 
-def _random(case: Case, step: int, number: int) -> Tensor:
+def _random(case: Case, step: int, number: int, dtype: torch.dtype) -> Tensor:
     generator = torch.Generator().manual_seed(1_000_003 * case.seed + 1009 * step + number)
-    return torch.randn(case.specs[number].shape, generator=generator).to(case.dtype)
+    return torch.randn(case.specs[number].shape, generator=generator).to(dtype)
 
 
 def _holders(spec: Spec) -> Tensor:

@@ -28,6 +28,14 @@ def gradient_of(name, p, seed):
     return torch.randn(p.shape, generator=generator, device="cpu").to(p.device, p.dtype)
 
 
+def set_gradient(p, gradient):
+    """Let a parameter have this gradient, of any dtype, or none."""
+    p.grad = None
+    if gradient is not None:
+        p.grad_dtype = gradient.dtype
+        p.grad = gradient
+
+
 def set_gradients(params, seed, without=()):
     for name, p in params.items():
         p.grad = None if name in without else gradient_of(name, p, seed)

@@ -296,8 +296,8 @@ class Muon(Optimizer):
         Parameters and state change in place; gradients do not. `torch.autocast` has no effect. In a compiled function
         the step is one op of the graph, or breaks the graph (`docs/faq.md` says when).
 
-        Raises ValueError or TypeError, before anything is changed, for sparse gradients and those of another dtype, for
-        parameters whose shape no longer matches their state, and for changed settings that cannot work. Raises
+        Raises ValueError or TypeError, before anything is changed, for gradients that are sparse or would be rounded,
+        for parameters whose shape no longer matches their state, and for changed settings that cannot work. Raises
         RuntimeError for work that a CUDA graph being captured would not repeat; and after a step or load that failed
         halfway, until a state is loaded.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import attrgetter
 from typing import NamedTuple, Optional, Sequence
 
 import torch
@@ -57,7 +59,7 @@ def pack_momentum_(
 ) -> None:
     """Update `buffers` in place and write each matrix's direction into `directions`; gradients are not changed.
 
-    `buffers` and `gradients` are lists of B matrices (m, n) of any strides; each list has one dtype. With Nesterov the
+    `buffers` and `gradients` are lists of B matrices (m, n) of any strides; buffers have one dtype. With Nesterov the
     direction is beta * buffer + (1 - beta) * gradient of the new buffer. Gradients that overflowed leave the buffers
     unchanged and give zeros. Source: Sutskever et al., On the importance of initialization and momentum in deep
     learning (2013), as an average.
@@ -65,7 +67,16 @@ def pack_momentum_(
     (values, scales), (packed, offsets, norms) = buffers, directions
     optional = ("offsets", offsets), ("momentum_scale", scales), ("norms", norms), *zip(scaling._fields, scaling)
     passed_on = {name: value for name, value in optional if value is not None}
-    momentum_pack_(values, gradients, packed, *rule, **passed_on)
+    momentum_pack_(values, _in_one_dtype(gradients), packed, *rule, **passed_on)
+
+
+def _in_one_dtype(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return gradients as the kernel reads them. Those of several dtypes are widened, so that none loses a bit."""
+    dtypes = set(map(attrgetter("dtype"), gradients))
+    if len(dtypes) == 1:
+        return gradients
+    widest = reduce(torch.promote_types, dtypes)
+    return [gradient.to(widest) for gradient in gradients]
 
 
 def quantized(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import compress
+from operator import attrgetter
 from typing import Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import torch
@@ -23,9 +24,9 @@ from .local_matrix import StepTensors
 # In the order of `FallbackTensors`.
 FALLBACK_STATE = ("exp_avg", "exp_avg_sq", "step")
 
-# Elements of masters that are in memory at once; only one parameter may have more. Each takes 8 bytes with its
-# gradient, 12 with a GradScaler.
-MASTERS_AT_ONCE = 1 << 25
+# Elements of which there are wider copies at once; only one parameter may have more. A master takes 8 bytes with its
+# gradient, 12 with a GradScaler. Averages in half precision take 8 more.
+WIDENED_AT_ONCE = 1 << 25
 
 
 class LocalFallback(NamedTuple):
@@ -69,12 +70,13 @@ def update_fallback_(work: LocalFallback, group: Group, scalings: Scalings) -> N
     scaling = scalings.on(sharers, work.parameters[0].device)
     rule, update = _fallback_rule(group), FALLBACKS[group["fallback"]].update
     tensors, remainders = _tensors_of(work)
-    if tensors.averages[0].dtype == tensors.parameters[0].dtype:
+    dtypes = {tensors.parameters[0].dtype, tensors.averages[0].dtype, *map(attrgetter("dtype"), tensors.gradients)}
+    if len(dtypes) == 1:
         update(tensors, rule, scaling)
         return
     for piece in _pieces(tensors.parameters):
         part = FallbackTensors(*(column[piece] for column in tensors))
-        _update_masters_(update, part, None if remainders is None else remainders[piece], rule, scaling)
+        _update_widened_(update, part, None if remainders is None else remainders[piece], rule, scaling)
 
 
 def _tensors_of(work: LocalFallback) -> tuple[FallbackTensors, Optional[list[Tensor]]]:
@@ -94,33 +96,38 @@ def _fallback_rule(group: Group) -> FallbackRule:
 
 
 def _pieces(parameters: Sequence[Tensor]) -> Iterator[slice]:
-    """Yield the parameters in runs of at most `MASTERS_AT_ONCE` elements, larger ones alone."""
+    """Yield the parameters in runs of at most `WIDENED_AT_ONCE` elements, larger ones alone."""
     first, elements = 0, 0
     for i, p in enumerate(parameters):
-        if i > first and elements + p.numel() > MASTERS_AT_ONCE:
+        if i > first and elements + p.numel() > WIDENED_AT_ONCE:
             yield slice(first, i)
             first, elements = i, 0
         elements += p.numel()
     yield slice(first, len(parameters))
 
 
-def _update_masters_(
+def _update_widened_(
     update: FallbackUpdate,
     tensors: FallbackTensors,
     remainders: Optional[Sequence[Tensor]],
     rule: FallbackRule,
     scaling: GradientScaling,
 ) -> None:
-    """Take the step of parameters in half precision whose averages are float32, in float32, as float32 ones take it.
+    """Take the step of tensors in unlike dtypes as float32 ones take it, or float64 ones if the parameters are.
 
-    With the lower halves of bfloat16 parameters, `remainders`, nothing is rounded; float16 parameters are rounded once.
+    With the lower halves of bfloat16 parameters, `remainders`, nothing is rounded; what is in half precision is rounded
+    once.
     """
-    parameters = tensors.parameters
-    masters = [p.float() for p in parameters] if remainders is None else list(map(joined, parameters, remainders))
-    gradients = [gradient.float() for gradient in tensors.gradients]
-    update(tensors._replace(parameters=masters, gradients=gradients), rule, scaling)
+    parameters, dtype = tensors.parameters, torch.promote_types(tensors.parameters[0].dtype, torch.float32)
+    columns = [[t.to(dtype) for t in column] for column in tensors[1:4]]
+    masters = [p.to(dtype) for p in parameters] if remainders is None else list(map(joined, parameters, remainders))
+    update(FallbackTensors(masters, *columns, tensors.steps), rule, scaling)
+    kept = [*zip(tensors[2:4], columns[1:])]
     if remainders is None:
-        torch._foreach_copy_(parameters, masters)
-        return
-    for parameter, remainder, master in zip(parameters, remainders, masters):
-        split_(parameter, remainder, master)
+        kept.append((parameters, masters))
+    else:
+        for parameter, remainder, master in zip(parameters, remainders, masters):
+            split_(parameter, remainder, master)
+    for targets, results in kept:
+        if targets[0] is not results[0]:
+            torch._foreach_copy_(targets, results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import starmap
 from operator import attrgetter
 from typing import Optional, Sequence
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from ..kernels.formats import HALF_DTYPES
 from ..parameters.groups import named_parameters
 from ..parameters.settings import Group
 from ..plan.layout import are_on_one_mesh, has_shards, layout_of, lie_alike, local_part
@@ -33,8 +35,8 @@ class Gradients:
 def check_gradients(premises: Premises, gradients: Gradients, groups: Sequence[Group]) -> list[int]:
     """Return the numbers of the gradients laid out otherwise than their parameters, but on the same mesh.
 
-    Raises ValueError unless gradients are dense, of their parameter's shape and dtype, and on its mesh, and for a
-    parameter whose memory is gone. `groups` have the names of the parameters.
+    Raises ValueError unless gradients are dense, of their parameter's shape, in a dtype that goes with its dtype, and
+    on its mesh, and for a parameter whose memory is gone. `groups` have the names of the parameters.
     """
     sharded = premises.has_shards or has_shards(gradients.kinds)
     columns = range(len(premises.params)), premises.params, premises.shapes, premises.dtypes, gradients.tensors
@@ -44,12 +46,13 @@ def check_gradients(premises: Premises, gradients: Gradients, groups: Sequence[G
         columns = tuple([column[i] for i in present] for column in columns)
     _, _, shapes, dtypes, tensors = columns
     # The usual case: with `map` no Python code runs for each gradient.
-    as_parameters = list(map(_SHAPE, tensors)) == shapes and list(map(_DTYPE, tensors)) == dtypes
+    dtypes_fit = all(starmap(_go_together, set(zip(dtypes, map(_DTYPE, tensors)))))
+    as_parameters = list(map(_SHAPE, tensors)) == shapes and dtypes_fit
     if not sharded and as_parameters and set(map(_LAYOUT, tensors)) <= {torch.strided}:
         return []
     elsewhere = []
     for number, p, shape, dtype, gradient in zip(*columns):
-        if gradient.layout != torch.strided or gradient.shape != shape or gradient.dtype != dtype:
+        if gradient.layout != torch.strided or gradient.shape != shape or not _go_together(dtype, gradient.dtype):
             raise ValueError(_misfit(_name_in(groups, p), gradient, shape, dtype))
         if not sharded or lie_alike(p, gradient):
             continue
@@ -62,8 +65,13 @@ def check_gradients(premises: Premises, gradients: Gradients, groups: Sequence[G
     return elsewhere
 
 
+def _go_together(dtype: torch.dtype, of_gradient: torch.dtype) -> bool:
+    """Whether a parameter may have a gradient in another dtype: one that its step is computed in, or narrower."""
+    return of_gradient in (dtype, torch.float32, *HALF_DTYPES)
+
+
 def _misfit(name: str, gradient: Tensor, shape: torch.Size, dtype: torch.dtype) -> str:
-    """Return what to say of a gradient that is sparse, or not of the shape and dtype of its parameter."""
+    """Return what to say of a gradient that is sparse, or in a shape or dtype that does not go with its parameter."""
     if gradient.layout != torch.strided:
         return (
             f"gradients must be dense, that of {name} is {gradient.layout}: write nn.Embedding(..., sparse=False), or "
@@ -72,8 +80,9 @@ def _misfit(name: str, gradient: Tensor, shape: torch.Size, dtype: torch.dtype) 
     if gradient.shape != shape:
         return f"the gradient of {name} has shape {tuple(gradient.shape)}, needs {tuple(shape)}, its parameter's"
     return (
-        f"the gradient of {name} is in {gradient.dtype}, needs {dtype}, its parameter's: leave p.grad_dtype as it is, "
-        "or write before the step: g, p.grad = p.grad, None; p.grad_dtype = p.dtype; p.grad = g.to(p.dtype)"
+        f"the gradient of {name} is in {gradient.dtype}, needs {dtype}, its parameter's, float32, float16 or bfloat16: "
+        "leave p.grad_dtype as it is, or write before the step: g, p.grad = p.grad, None; p.grad_dtype = p.dtype; "
+        "p.grad = g.to(p.dtype)"
     )
 
 

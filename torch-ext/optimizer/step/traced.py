@@ -41,25 +41,29 @@ def is_traceable(attributes: Mapping[str, Any], closure: Any) -> bool:
     code that a tracer moves behind the op. Gradients that are released stay in the graph's arguments. Ranks that share
     parameters would send messages from inside of the op, among the graph's. Tensors of other classes, such as DTensor,
     have no rule for it. Offloaded momentum may still be on its way when the graph reads it. A graph's change of a
-    tensor that holds `lr` may come after the op.
+    tensor that holds `lr` may come after the op. Tracers know no gradient in another dtype than its parameter.
     """
     beyond = closure or attributes["_clip"] or attributes["_release_grads"] or attributes["_replica_ranks"]
-    groups = attributes["param_groups"]
-    plain = all(type(p) in _PLAIN for group in groups for p in group["params"])
-    if beyond or not plain or any(group["offload"] for group in groups) or _has_live_tensors(attributes["_handle"]):
+    if beyond or _has_untraceable_parameters(attributes["_handle"]):
         torch._dynamo.graph_break(
             msg="Muon.step cannot be one op of the graph with a closure, qk_clip, release_grads, offload, lr or "
-            "weight_decay in a tensor, parameters that ranks share, or parameters of another class than Tensor and "
-            "Parameter"
+            "weight_decay in a tensor, parameters that ranks share, parameters of another class than Tensor and "
+            "Parameter, or gradients in another dtype than their parameters"
         )
         return False
     return True
 
 
 @constant_while_traced
-def _has_live_tensors(handle: str) -> bool:
-    """Hidden from the tracer, which would make a graph for each value of `lr`."""
-    return any(live_tensors(group) for group in muon_step_.optimizers[handle].param_groups)
+def _has_untraceable_parameters(handle: str) -> bool:
+    """Hidden from the tracer, which would make a graph for each value of `lr`, and break at what it does not know."""
+    groups = muon_step_.optimizers[handle].param_groups
+    parameters = [p for group in groups for p in group["params"]]
+    return (
+        any(group["offload"] or live_tensors(group) for group in groups)
+        or any(type(p) not in _PLAIN for p in parameters)
+        or any(p.grad is not None and p.grad.dtype != p.dtype for p in parameters)
+    )
 
 
 def traced_step(attributes: Mapping[str, Any]) -> None:
