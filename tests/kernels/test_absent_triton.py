@@ -50,6 +50,11 @@ TRITONS = {
         "ImportError: libtriton.so: undefined symbol: x",
     ),
     "without a package that it needs": ("import no_such_package", "No module named 'no_such_package'"),
+    "with other names": (OLDER.replace("constexpr", "no_constexpr"), "has no attribute 'constexpr'"),
+    "with a file that cannot be read": (
+        "open('/no/such/file')",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/file'",
+    ),
     "with an error that names nothing": ("raise ImportError('built for another Python')", "built for another Python"),
 }
 
@@ -72,7 +77,7 @@ def test_the_package_works_and_says_why_triton_does_not(repository, kernel, tmp_
     assert source.startswith("by default, as Triton cannot launch here (") and source.endswith(f"{why})")
 
 
-@pytest.mark.parametrize("mistake", ["from . import no_such_module", "import tritonish"])
+@pytest.mark.parametrize("mistake", ["from . import no_such_module", "import tritonish", "no_such_name"])
 def test_mistakes_of_this_package_are_errors(repository, kernel, tmp_path, mistake):
     """Not taken for those of Triton, which the file imports, too."""
     built = Path(kernel.__file__).parent

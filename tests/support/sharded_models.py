@@ -45,7 +45,7 @@ class Case(NamedTuple):
 
     specs: tuple[Spec, ...]
     settings: Mapping[str, Any] = {}
-    steps: int = 12
+    steps: int = 6
     seed: int = 0
     dtype: torch.dtype = torch.float32
     missing: str = "nowhere"

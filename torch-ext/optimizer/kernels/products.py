@@ -21,8 +21,8 @@ from .tuned import launches_hopper_gemm
 try:
     from . import small_polar, symmetric_gemm
     from .launch_cache import launch_fault, symmetric_product
-except ImportError as error:
-    if not is_of_triton(error):  # torch for CPUs comes without Triton; that any other module is missing is an error
+except Exception as error:  # torch for CPUs comes without Triton, and a broken one may raise anything
+    if not is_of_triton(error):
         raise
     small_polar = symmetric_gemm = symmetric_product = None
     launch_fault = functools.partial(str, in_a_line(error))

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Optional
 
 
-def is_of_triton(error: ImportError) -> bool:
+def is_of_triton(error: Exception) -> bool:
     """Whether Triton, or a part of it, cannot be imported: it is absent, older or newer than needed, or broken.
 
-    An error that Triton's own files raise, as for a library that cannot be loaded, may have any name, or none.
+    An error that Triton's own files raise, as for a library that cannot be loaded, may be of any class. Of others the
+    module counts that cannot be imported, or that lacks an attribute.
     """
+    missing = error.name if isinstance(error, ImportError) else getattr(getattr(error, "obj", None), "__name__", None)
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return _is_triton(error.name) or any(_is_triton(frame.f_globals.get("__name__")) for frame in frames)
+    return any(map(_is_triton, (missing, *(frame.f_globals.get("__name__") for frame in frames))))
 
 
 def in_a_line(error: Exception) -> str:
