@@ -1,6 +1,9 @@
 """Hydra and OmegaConf
 
-Lists of OmegaConf are taken as they are, so `_convert_` need not be set.
+Lists of OmegaConf are taken as they are, so `_convert_` need not be set. `_target_` names a class in a module of yours:
+with `Muon = get_kernel("org/optimizer", version=0, trust_remote_code=True).Muon` in `my_project/muon.py`, write
+`_target_: my_project.muon.Muon`. Instantiate it with `model.named_parameters()`: without names embeddings look like
+other matrices.
 """
 
 import sys

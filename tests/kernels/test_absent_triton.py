@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-import subprocess
 import sys
-from pathlib import Path
-
-import pytest
-
-# Loads the variant in the first folder, with a `triton` from the second one in front of all others.
-LOADS = """
-import json
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
+import pytest
 import torch
 
 from benchmarks.built_kernel import load_variant
+from tests.support.hub_clients import ROOT, run_client
 
-sys.path.insert(0, sys.argv[2])
-kernel = load_variant(Path(sys.argv[1]))
-products, gpu = kernel.kernels.products, torch.device("cuda", 0)
-factor = kernel.orthogonalize(torch.eye(4, 8))
-with mock.patch.object(products, "gpu_of", lambda _: kernel.kernels.predictions.Gpu(90, 132, 50 * 2**20)):
-    table = products.select_products(gpu, torch.bfloat16, 512, 512)
-    chosen = products.launches_triton(gpu), products.small_choice(gpu, torch.bfloat16, 64, 64).gain, table.name
-    print(json.dumps([factor.isfinite().all().item(), *chosen, table.source]))
+CLIENT = """
+import json, sys
+from tests.kernels.test_absent_triton import loaded
+from tests.support.feigned_platforms import in_forks
+
+assert "triton" not in sys.modules
+print(json.dumps(in_forks(loaded, json.loads(sys.argv[1]))))
 """
 OLDER = """
 import sys
@@ -59,33 +53,62 @@ TRITONS = {
 }
 
 
-def loaded(repository: Path, variant: Path, folder: Path, triton: str) -> subprocess.CompletedProcess:
-    """Load the variant with such a Triton in a process of its own."""
-    (folder / "triton").mkdir()
-    (folder / "triton" / "__init__.py").write_text(triton)
-    command = [sys.executable, "-c", LOADS, str(variant), str(folder)]
-    return subprocess.run(command, cwd=repository, capture_output=True, text=True)
+MISTAKES = ("from . import no_such_module", "import tritonish", "no_such_name")
+
+
+def loaded(variant: str, folder: str) -> list | str:
+    """Return what the variant in a folder computes and chooses, with a `triton` from another one; or its error."""
+    sys.path.insert(0, folder)
+    try:
+        kernel = load_variant(Path(variant))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    products, gpu = kernel.kernels.products, torch.device("cuda", 0)
+    factor = kernel.orthogonalize(torch.eye(4, 8))
+    with mock.patch.object(products, "gpu_of", lambda _: kernel.kernels.predictions.Gpu(90, 132, 50 * 2**20)):
+        table = products.select_products(gpu, torch.bfloat16, 512, 512)
+        small = products.small_choice(gpu, torch.bfloat16, 64, 64).gain
+        return [factor.isfinite().all().item(), products.launches_triton(gpu), small, table.name, table.source]
+
+
+def folder_with(folder: Path, triton: str) -> Path:
+    """Return a new folder in this one, with such a `triton`."""
+    module = folder / "triton"
+    module.mkdir(parents=True)
+    (module / "__init__.py").write_text(triton)
+    return folder
+
+
+def mistaken(built: Path, folder: Path, mistake: str) -> Path:
+    """Return a copy of a variant with a mistake in a file that imports Triton."""
+    variant = shutil.copytree(built, folder / built.name)
+    file = variant / "kernels" / "small_polar.py"
+    file.write_text(file.read_text().replace("import triton\n", f"{mistake}\nimport triton\n", 1))
+    return variant
+
+
+@pytest.fixture(scope="module")
+def seen(kernel, tmp_path_factory) -> dict[str, Sequence]:
+    """What `loaded` returns, by the name of a Triton, and of a mistake where Triton is absent."""
+    built, folder = Path(kernel.__file__).parent, tmp_path_factory.mktemp("tritons")
+    calls = {name: (built, folder_with(folder / str(i), text)) for i, (name, (text, _)) in enumerate(TRITONS.items())}
+    for i, mistake in enumerate(MISTAKES):
+        calls[mistake] = mistaken(built, folder / f"mistake {i}", mistake), calls["absent"][1]
+    arguments = json.dumps([list(map(str, call)) for call in calls.values()])
+    return dict(zip(calls, run_client(CLIENT, [arguments], {**os.environ, "PYTHONPATH": str(ROOT)})))
 
 
 @pytest.mark.parametrize("which", TRITONS)
-def test_the_package_works_and_says_why_triton_does_not(repository, kernel, tmp_path, which):
-    triton, why = TRITONS[which]
-    done = loaded(repository, Path(kernel.__file__).parent, tmp_path, triton)
-    assert done.returncode == 0, done.stderr[-4000:]
-    *seen, source = json.loads(done.stdout.splitlines()[-1])
-    assert seen == [True, False, None, "torch.bmm"]
-    assert source.startswith("by default, as Triton cannot launch here (") and source.endswith(f"{why})")
+def test_the_package_works_and_says_why_triton_does_not(seen, which):
+    *values, source = seen[which]
+    assert values == [True, False, None, "torch.bmm"]
+    assert source.startswith("by default, as Triton cannot launch here (") and source.endswith(f"{TRITONS[which][1]})")
 
 
-@pytest.mark.parametrize("mistake", ["from . import no_such_module", "import tritonish", "no_such_name"])
-def test_mistakes_of_this_package_are_errors(repository, kernel, tmp_path, mistake):
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_of_this_package_are_errors(seen, mistake):
     """Not taken for those of Triton, which the file imports, too."""
-    built = Path(kernel.__file__).parent
-    variant = shutil.copytree(built, tmp_path / built.name)
-    file = variant / "kernels" / "small_polar.py"
-    file.write_text(file.read_text().replace("import triton\n", f"{mistake}\nimport triton\n", 1))
-    done = loaded(repository, variant, tmp_path, TRITONS["absent"][0])
-    assert done.returncode == 1 and mistake.split()[-1] in done.stderr.splitlines()[-1]
+    assert mistake.split()[-1] in seen[mistake] and "Error" in seen[mistake]
 
 
 def test_the_triton_that_is_here_has_all_that_is_imported(kernel):
