@@ -98,7 +98,7 @@ def test_a_scaled_step_in_pieces_has_the_same_bits(kernel, monkeypatch):
     """And one whose gradients overflow changes nothing."""
     results = []
     for at_once, dtype in [(1 << 25, torch.bfloat16), (30, torch.float32)]:
-        monkeypatch.setattr(kernel.step.fallback, "WIDENED_AT_ONCE", at_once)
+        monkeypatch.setattr(kernel.rules.widened, "WIDENED_AT_ONCE", at_once)
         params = named_parameters(torch.bfloat16)
         optimizer = kernel.Muon(params.items())
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)

@@ -74,7 +74,7 @@ def test_training_has_the_bits_of_float32_training(kernel, options, without):
 @pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
 def test_parameters_in_pieces_have_the_same_bits(kernel, fallback, monkeypatch):
     """As large models have them, whose masters are not in memory together."""
-    monkeypatch.setattr(kernel.step.fallback, "WIDENED_AT_ONCE", 30)
+    monkeypatch.setattr(kernel.rules.widened, "WIDENED_AT_ONCE", 30)
     halves, ours, wholes, reference = pair(kernel, fallback=fallback)
     for seed in range(2):
         set_equal_gradients(halves, wholes, seed)

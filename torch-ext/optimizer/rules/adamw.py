@@ -14,6 +14,7 @@ from .decay import decay_, decay_cautiously_, taken_by_decay
 from .fallback import FallbackRule, FallbackTensors, uncount_overflow_
 from .scaling import UNSCALED, GradientScaling
 from .short_vectors import update_joined_
+from .widened import have_one_dtype, update_widened_
 
 # Elements of the longest vector that torch's fused CPU kernel uses: 64 bytes of half precision. The kernel rounds the
 # elements after the last whole vector differently, so the bits would depend on how a parameter is sharded.
@@ -38,6 +39,9 @@ def adamw_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScalin
     gets the same bits in a whole parameter and in any part of it.
     Source: Loshchilov, Hutter, Decoupled weight decay regularization, arXiv:1711.05101, algorithm 2.
     """
+    if not have_one_dtype(tensors, with_half=_decays_in_kernel(rule)):
+        update_widened_(adamw_, tensors, rule, scaling)
+        return
     torch._foreach_add_(tensors.steps, 1)
     if _ignores(scaling, tensors.parameters[0].device):
         _step_in_copies_(tensors, rule, scaling)
@@ -74,11 +78,9 @@ def _step_in_copies_(tensors: FallbackTensors, rule: FallbackRule, scaling: Grad
 
 def _step_in_pieces_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling) -> None:
     """Take the step with copies, or flat views, of the tensors that torch's kernel cannot work on directly."""
-    entries = [_Entry(*each) for each in zip(*tensors)]
-    wide = entries if _decays_in_kernel(rule) else [_promoted(entry) for entry in entries]
-    pieces = [pair for entry in wide for pair in _as_vectors(entry)]
+    pieces = [pair for entry in map(_Entry, *tensors) for pair in _as_vectors(entry)]
     _fused_step_(FallbackTensors(*map(list, zip(*(used for used, _ in pieces)))), rule, scaling)
-    for used, target in pieces if wide is entries else [*pieces, *zip(wide, entries)]:
+    for used, target in pieces:
         _copy_back(used, target)
 
 
@@ -130,11 +132,6 @@ def _as_kernels_take_it(lr: Union[float, Tensor], device: torch.device) -> Union
     if not isinstance(lr, Tensor) or lr.is_cpu:
         return lr
     return lr.to(device, lr.dtype if device.type == "cpu" else torch.float32)
-
-
-def _promoted(entry: _Entry) -> _Entry:
-    """Return the tensors in float32 at least. Tensors that have such a dtype are returned as they are."""
-    return _Entry(*(t.to(torch.promote_types(t.dtype, torch.float32)) for t in entry))
 
 
 def _are_whole(parameters: Sequence[Tensor], *others: Sequence[Tensor]) -> bool:

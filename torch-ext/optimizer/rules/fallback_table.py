@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 from .adamw import adamw_
-from .fallback import FallbackRule, FallbackTensors
 from .nadamw import nadamw_
-from .scaling import GradientScaling
-
-FallbackUpdate = Callable[[FallbackTensors, FallbackRule, GradientScaling], None]
+from .widened import FallbackUpdate
 
 
 class Fallback(NamedTuple):

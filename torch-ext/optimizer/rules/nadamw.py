@@ -25,6 +25,7 @@ from ..kernels.formats import exact_dtype
 from .decay import decay_, decay_cautiously_, on_device, taken_by_decay
 from .fallback import FallbackRule, FallbackTensors, uncount_overflow_
 from .scaling import UNSCALED, GradientScaling
+from .widened import have_one_dtype, update_widened_
 
 
 def nadamw_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling = UNSCALED) -> None:
@@ -33,25 +34,22 @@ def nadamw_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScali
     Tensors may have any strides. The host reads no values back from a GPU. Half precision is computed in float32, and
     each element of parameters and averages is rounded once. If gradients overflowed, nothing changes.
     """
+    if not have_one_dtype(tensors, with_half=False):
+        update_widened_(nadamw_, tensors, rule, scaling)
+        return
     parameters, gradients, averages, squares, steps = tensors
     stored = [parameters, averages, squares]
-    dtype = torch.promote_types(parameters[0].dtype, torch.float32)
     overflow = None if scaling.found_inf is None else scaling.found_inf.reshape(())
-    # `to` returns a tensor of that dtype itself, so float32 and float64 are updated in place. If gradients may have
-    # overflowed, copies are updated, and taken over only if they have not.
-    used = [[t.to(dtype, copy=overflow is not None) for t in tensors] for tensors in stored]
-    gradients = [g.to(dtype) for g in gradients]
+    # If gradients may have overflowed, copies are updated, and taken over only if they have not.
+    used = stored if overflow is None else [list(map(Tensor.clone, column)) for column in stored]
     if scaling.grad_scale is not None:
-        gradients = torch._foreach_div(gradients, scaling.grad_scale.reshape(()).to(dtype))
+        gradients = torch._foreach_div(gradients, scaling.grad_scale.reshape(()).to(parameters[0].dtype))
     if rule.maximize:
         gradients = torch._foreach_neg(gradients)
     torch._foreach_add_(steps, 1)
     _update_(used, gradients, steps, rule)
-    for targets, results in zip(stored, used):
-        if overflow is not None:
-            results = [result.where(overflow == 0, t.to(dtype)) for t, result in zip(targets, results)]
-        if targets[0] is not results[0]:
-            torch._foreach_copy_(targets, results)
+    for targets, results in zip(stored, used) if overflow is not None else ():
+        torch._foreach_copy_(targets, [result.where(overflow == 0, t) for t, result in zip(targets, results)])
     uncount_overflow_(steps, overflow)
 
 

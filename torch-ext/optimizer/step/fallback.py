@@ -4,29 +4,23 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import compress
-from operator import attrgetter
-from typing import Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Mapping, NamedTuple, Optional, Sequence
 
-import torch
 from torch import Tensor
 
-from ..kernels.master_weights import joined, split_
 from ..parameters.rates import decay_of, rate_of
 from ..parameters.settings import Group
 from ..parameters.state import REMAINDER, integers
 from ..plan.layout import local_part
 from ..plan.plan import FallbackBatch
 from ..rules.fallback import FallbackRule, FallbackTensors
-from ..rules.fallback_table import FALLBACKS, FallbackUpdate
-from ..rules.scaling import GradientScaling, Scalings
+from ..rules.fallback_table import FALLBACKS
+from ..rules.scaling import Scalings
+from ..rules.widened import update_widened_
 from .local_matrix import StepTensors
 
 # In the order of `FallbackTensors`.
 FALLBACK_STATE = ("exp_avg", "exp_avg_sq", "step")
-
-# Elements of which there are wider copies at once; only one parameter may have more. A master takes 8 bytes with its
-# gradient, 12 with a GradScaler. Averages in half precision take 8 more.
-WIDENED_AT_ONCE = 1 << 25
 
 
 class LocalFallback(NamedTuple):
@@ -70,13 +64,10 @@ def update_fallback_(work: LocalFallback, group: Group, scalings: Scalings) -> N
     scaling = scalings.on(sharers, work.parameters[0].device)
     rule, update = _fallback_rule(group), FALLBACKS[group["fallback"]].update
     tensors, remainders = _tensors_of(work)
-    dtypes = {tensors.parameters[0].dtype, tensors.averages[0].dtype, *map(attrgetter("dtype"), tensors.gradients)}
-    if len(dtypes) == 1:
+    if remainders is None:
         update(tensors, rule, scaling)
-        return
-    for piece in _pieces(tensors.parameters):
-        part = FallbackTensors(*(column[piece] for column in tensors))
-        _update_widened_(update, part, None if remainders is None else remainders[piece], rule, scaling)
+    else:
+        update_widened_(update, tensors, rule, scaling, remainders)
 
 
 def _tensors_of(work: LocalFallback) -> tuple[FallbackTensors, Optional[list[Tensor]]]:
@@ -93,41 +84,3 @@ def _tensors_of(work: LocalFallback) -> tuple[FallbackTensors, Optional[list[Ten
 def _fallback_rule(group: Group) -> FallbackRule:
     betas, eps = group["adamw_betas"], group["adamw_eps"]
     return FallbackRule(rate_of(group), betas, eps, decay_of(group), group["maximize"], group["decay_mode"])
-
-
-def _pieces(parameters: Sequence[Tensor]) -> Iterator[slice]:
-    """Yield the parameters in runs of at most `WIDENED_AT_ONCE` elements, larger ones alone."""
-    first, elements = 0, 0
-    for i, p in enumerate(parameters):
-        if i > first and elements + p.numel() > WIDENED_AT_ONCE:
-            yield slice(first, i)
-            first, elements = i, 0
-        elements += p.numel()
-    yield slice(first, len(parameters))
-
-
-def _update_widened_(
-    update: FallbackUpdate,
-    tensors: FallbackTensors,
-    remainders: Optional[Sequence[Tensor]],
-    rule: FallbackRule,
-    scaling: GradientScaling,
-) -> None:
-    """Take the step of tensors in unlike dtypes as float32 ones take it, or float64 ones if the parameters are.
-
-    With the lower halves of bfloat16 parameters, `remainders`, nothing is rounded; what is in half precision is rounded
-    once.
-    """
-    parameters, dtype = tensors.parameters, torch.promote_types(tensors.parameters[0].dtype, torch.float32)
-    columns = [[t.to(dtype) for t in column] for column in tensors[1:4]]
-    masters = [p.to(dtype) for p in parameters] if remainders is None else list(map(joined, parameters, remainders))
-    update(FallbackTensors(masters, *columns, tensors.steps), rule, scaling)
-    kept = [*zip(tensors[2:4], columns[1:])]
-    if remainders is None:
-        kept.append((parameters, masters))
-    else:
-        for parameter, remainder, master in zip(parameters, remainders, masters):
-            split_(parameter, remainder, master)
-    for targets, results in kept:
-        if targets[0] is not results[0]:
-            torch._foreach_copy_(targets, results)

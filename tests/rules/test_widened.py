@@ -1,0 +1,68 @@
+"""Wider copies of tensors: a part of the parameters at a time, with the bits of all at once."""
+
+import pytest
+import torch
+
+from tests.support.allocations import Allocations
+
+SETTINGS = dict(lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, maximize=False)
+# Of 30 elements at once: rows that fill no part, one row that is longer, and tensors without a row.
+SHAPES = [(40, 12), (3, 70), (35,), (4, 3, 5), (), (0, 8)]
+AT_ONCE = 30
+
+any_update = pytest.mark.parametrize("update", ["adamw", "nadamw"])
+
+
+def drawn(kernel, shapes, dtype, gradients, remainders=False):
+    """Tensors of parameters that have taken 2 steps, and the lower halves of their masters, if they have these."""
+    generator = torch.Generator().manual_seed(0)
+    columns = [[torch.randn(shape, generator=generator) for shape in shapes] for _ in range(5)]
+    parameters, gradient, averages, squares, rest = columns
+    state = torch.float32 if remainders else dtype
+    tensors = kernel.rules.fallback.FallbackTensors(
+        [p.to(dtype) for p in parameters],
+        [g.to(gradients) for g in gradient],
+        [m.to(state) for m in averages],
+        [v.square().to(state) for v in squares],
+        [torch.tensor(2.0) for _ in shapes],
+    )
+    return tensors, [(1000 * r).to(torch.int16) for r in rest] if remainders else None
+
+
+def take_step(kernel, update, tensors, remainders=None, scaling=(None, None)):
+    step = kernel.rules.fallback_table.FALLBACKS[update].update
+    rule = kernel.rules.fallback.FallbackRule(**SETTINGS)
+    kernel.rules.widened.update_widened_(
+        step, tensors, rule, kernel.rules.scaling.GradientScaling(*scaling), remainders
+    )
+    return [t for column in (*tensors, remainders or ()) for t in column]
+
+
+@any_update
+@pytest.mark.parametrize("found_inf", [None, 0.0, 1.0])
+@pytest.mark.parametrize(
+    "dtypes",
+    [(torch.bfloat16, torch.float32), (torch.float32, torch.float16), (torch.bfloat16, torch.bfloat16, True)],
+    ids=str,
+)
+def test_parts_have_the_bits_of_whole_parameters(kernel, monkeypatch, update, found_inf, dtypes):
+    """And each parameter has taken one step, or none if gradients overflow."""
+    scaling = (None, None) if found_inf is None else (torch.tensor([4.0]), torch.tensor([found_inf]))
+    whole = take_step(kernel, update, *drawn(kernel, SHAPES, *dtypes), scaling)
+    monkeypatch.setattr(kernel.rules.widened, "WIDENED_AT_ONCE", AT_ONCE)
+    tensors, remainders = drawn(kernel, SHAPES, *dtypes)
+    assert all(map(torch.equal, take_step(kernel, update, tensors, remainders, scaling), whole))
+    assert {float(step) for step in tensors.steps} == {2.0 if found_inf else 3.0}
+
+
+@any_update
+@pytest.mark.parametrize("remainders", [False, True])
+def test_the_memory_of_copies_does_not_grow_with_a_parameter(kernel, monkeypatch, update, remainders):
+    monkeypatch.setattr(kernel.rules.widened, "WIDENED_AT_ONCE", AT_ONCE)
+    peaks = []
+    for rows in (30, 300):
+        tensors, rest = drawn(kernel, [(rows, 10)], torch.bfloat16, torch.float32, remainders)
+        with Allocations() as memory:
+            take_step(kernel, update, tensors, rest)
+        peaks.append(memory.peak)
+    assert peaks[0] == peaks[1] > 0
