@@ -21,7 +21,7 @@ from ..kernels.native import define_operation, returns_nothing
 from ..kernels.tracing import constant_while_traced
 from ..parameters.rates import live_tensors
 
-_PLAIN = Tensor, Parameter
+_PLAIN = {Tensor, Parameter}
 # Set on the optimizer inside a graph, these reach it only after the graph.
 _READ_BY_STEPS = ("param_groups", "state", "grad_scale", "found_inf")
 
@@ -44,7 +44,8 @@ def is_traceable(attributes: Mapping[str, Any], closure: Any) -> bool:
     tensor that holds `lr` may come after the op. Tracers know no gradient in another dtype than its parameter.
     """
     beyond = closure or attributes["_clip"] or attributes["_release_grads"] or attributes["_replica_ranks"]
-    if beyond or _has_untraceable_parameters(attributes["_handle"]):
+    offloaded = any(group["offload"] for group in attributes["param_groups"])
+    if beyond or offloaded or _has_untraceable_tensors(attributes["_handle"]):
         torch._dynamo.graph_break(
             msg="Muon.step cannot be one op of the graph with a closure, qk_clip, release_grads, offload, lr or "
             "weight_decay in a tensor, parameters that ranks share, parameters of another class than Tensor and "
@@ -55,15 +56,12 @@ def is_traceable(attributes: Mapping[str, Any], closure: Any) -> bool:
 
 
 @constant_while_traced
-def _has_untraceable_parameters(handle: str) -> bool:
+def _has_untraceable_tensors(handle: str) -> bool:
     """Hidden from the tracer, which would make a graph for each value of `lr`, and break at what it does not know."""
     groups = muon_step_.optimizers[handle].param_groups
     parameters = [p for group in groups for p in group["params"]]
-    return (
-        any(group["offload"] or live_tensors(group) for group in groups)
-        or any(type(p) not in _PLAIN for p in parameters)
-        or any(p.grad is not None and p.grad.dtype != p.dtype for p in parameters)
-    )
+    unlike = any(p.grad is not None and p.grad.dtype != p.dtype for p in parameters)
+    return unlike or not _PLAIN.issuperset(map(type, parameters)) or any(map(live_tensors, groups))
 
 
 def traced_step(attributes: Mapping[str, Any]) -> None:
