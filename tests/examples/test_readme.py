@@ -53,7 +53,7 @@ def test_the_readmes_python_runs(repository, names):
     assert len(names["opt"].explain().rows) == 4
 
 
-@pytest.mark.parametrize("page, count", [("faq", 5), ("distributed", 3), ("momentum", 1)])
+@pytest.mark.parametrize("page, count", [("faq", 6), ("distributed", 3), ("momentum", 1)])
 def test_a_pages_python_runs(kernel, repository, names, tmp_path, page, count):
     names.update(optimizer=kernel, fully_shard=fully_shard, folder=tmp_path / "checkpoint")
     page = blocks((repository / f"docs/{page}.md").read_text())

@@ -1,9 +1,7 @@
 """Hydra and OmegaConf
 
-Lists of OmegaConf are taken as they are, so `_convert_` need not be set. `_target_` names a class in a module of yours:
-with `Muon = get_kernel("org/optimizer", version=0, trust_remote_code=True).Muon` in `my_project/muon.py`, write
-`_target_: my_project.muon.Muon`. Instantiate it with `model.named_parameters()`: without names embeddings look like
-other matrices.
+Settings may be lists of OmegaConf: `_convert_` need not be set. `my_muon` is a module of yours, as
+[the FAQ](faq.md#my-trainer-imports-the-optimizer-by-a-name-in-a-configuration) shows.
 """
 
 import sys
@@ -20,25 +18,29 @@ pytestmark = pytest.mark.integrations
 
 
 @pytest.mark.parametrize("conversion", ["none", "all"])
-def test_settings_of_a_file_make_the_optimizer(optimizer, monkeypatch, conversion):
-    """Settings from a file make the optimizer that the same settings in Python make.
+def test_a_configuration_makes_the_optimizer(optimizer, monkeypatch, conversion):
+    """A configuration makes the optimizer that the same settings in Python make.
 
     Hydra hands lists over as OmegaConf's own sequences, unless it is told to convert them.
     """
-    model, twin = LanguageModel(), LanguageModel()
+    monkeypatch.setitem(sys.modules, "my_muon", types.SimpleNamespace(Muon=optimizer.Muon))
+    model, twin, third = LanguageModel(), LanguageModel(), LanguageModel()
     # <use>
     config = OmegaConf.create(
         """
+        _target_: my_muon.Muon
         lr: 0.02
         adamw_betas: [0.9, 0.99]
         expert_keys: [experts]
         ns_coefficients: [[3.4445, -4.7750, 2.0315]]
         """
     )
-    opt = optimizer.Muon(model.named_parameters(), **config)
+    opt = hydra.utils.instantiate(config, model.named_parameters())
     # </use>
-    made = OmegaConf.create({"_target_": "muon_of_a_test.Muon", "_convert_": conversion, **config})
-    monkeypatch.setitem(sys.modules, "muon_of_a_test", types.SimpleNamespace(Muon=optimizer.Muon))
-    instantiated = hydra.utils.instantiate(made, twin.named_parameters())
-    assert train(model, opt, batches(3)) == train(twin, instantiated, batches(3))
-    assert same_bits(copied(model), copied(twin))
+    converted = hydra.utils.instantiate({**config, "_convert_": conversion}, twin.named_parameters())
+    settings = {"adamw_betas": (0.9, 0.99), "expert_keys": ["experts"], "ns_coefficients": [(3.4445, -4.775, 2.0315)]}
+    reference = optimizer.Muon(third.named_parameters(), lr=0.02, **settings)
+    expected = train(third, reference, batches(3))
+    for network, each in (model, opt), (twin, converted):
+        assert train(network, each, batches(3)) == expected
+        assert same_bits(copied(network), copied(third))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from unittest import mock
 
 import numpy as np
@@ -57,3 +58,18 @@ def error_of_a_capture_after_loading(kernel):
 
 def test_a_step_of_shared_parameters_is_never_captured(pools):
     pools(2).run(error_of_a_capture_after_loading)
+
+
+def warned_of(kernel, exchange) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kernel.Muon([("up.weight", nn.Parameter(torch.ones(4, 4)))], exchange=exchange)
+    return [str(each.message) for each in caught if "exchange" in str(each.message)]
+
+
+def test_options_that_change_nothing_among_ranks_are_a_warning(kernel, pools):
+    """As those of a group that was read before there were any."""
+    assert all("init_process_group" in line for (line,) in pools(2).run(warned_of, kernel.ExchangeOptions()))
+    assert pools(2).run(warned_of, kernel.ExchangeOptions(chunk_bytes=1000)) == [[], []]
+    assert pools(2).run(warned_of, None) == [[], []]
+    assert warned_of(kernel, kernel.ExchangeOptions()) == []

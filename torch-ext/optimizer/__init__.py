@@ -9,7 +9,7 @@ from .interop.trainer import MuonFactory
 from .kernels.gram_matrix import matmul_transpose
 from .kernels.provenance import build_info
 from .muon import Muon
-from .plan.exchanges import ExchangeOptions
+from .plan.exchange_options import ExchangeOptions
 from .polar.factors import orthogonalize
 from .schedules import polar_express
 from .tuning.tune import tune

@@ -34,7 +34,7 @@ from .parameters.routing import IsMuon, check_is_muon
 from .parameters.setting_values import flag
 from .parameters.settings import OF_GROUPS, SETTINGS, plain_settings
 from .parameters.synonyms import check_implementations
-from .plan.exchanges import ExchangeOptions
+from .plan.exchange_options import ExchangeOptions, idle_exchange
 from .plan.plain_parts import plain_parts
 from .plan.plan import Plan
 from .plan.process_groups import ranks_of
@@ -144,8 +144,8 @@ class Muon(Optimizer):
         adamw_betas: betas of the fallback.
         adamw_eps: eps of the fallback.
         stochastic_rounding: round half-precision matrices up or down at random, without bias; the fallback's
-            parameters are rounded to nearest. If GradScaler skips a step, ranks that share parameters draw its random
-            numbers all the same, and a single process does not: from then on the two round differently.
+            parameters are rounded to nearest. A step that GradScaler skips uses up random numbers where ranks share
+            parameters, but not in a single process. After it, the two round differently.
         master_weights: with `split`, bfloat16 parameters are the upper halves of float32 values, whose lower 16 bits
             are state: with the same gradients and `momentum_dtype="float32"` they have the bits of float32 parameters
             (docs/master_weights.md). float32 and float64 parameters are not affected; float16 raises. None: each step
@@ -263,6 +263,7 @@ class Muon(Optimizer):
                 f"exchange must be ExchangeOptions(...) of this package or None, got {exchange!r}: for a process group "
                 "write ExchangeOptions(process_group=...)"
             )
+        idle = idle_exchange(exchange)
         exchange = exchange or ExchangeOptions()
         check_is_muon(is_muon)
         self._replica_ranks = ranks_of(exchange.process_group)
@@ -285,7 +286,7 @@ class Muon(Optimizer):
             self._clip.replace_positions([names[p] for p in self._reasons])  # routing has recorded them as they came
         self._refresh()
         lines = same_names(self.param_groups, self.param_groups) + idle_keys(self.param_groups)
-        lines += ([] if is_muon is None else idle_is_muon(params)) + plain_parts(self.param_groups)
+        lines += ([] if is_muon is None else idle_is_muon(params)) + plain_parts(self.param_groups) + idle
         for line in advice(routed(self.param_groups, self._reasons)) + lines:
             warn_user(line)
         self._is_made = True

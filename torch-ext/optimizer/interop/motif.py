@@ -20,7 +20,7 @@ from ..kernels.gram_matrix import matmul_transpose
 from ..muon import Muon as MuonOfPackage
 from ..parameters.groups import params_with_names
 from ..parameters.names import bare_name
-from ..plan.exchanges import ExchangeOptions
+from ..plan.exchange_options import ExchangeOptions
 from ..polar.factors import orthogonalize
 from ..schedules import Schedule, polar_express
 

@@ -6,16 +6,13 @@ import functools
 import itertools
 import math
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Optional, Sequence
 
-from torch.distributed import ProcessGroup
-
 from ..parameters.groups import listed
-from ..parameters.setting_values import flag
 from .batches import Batch, chains, grouped, plan_batches
 from .blocks import Block, blocks_of
 from .costs import flops, useful_chunks, useful_copies
+from .exchange_options import ExchangeOptions
 from .layout import Layout, mesh_of
 from .matrix import Matrix, names_of_parameters
 from .messages import Messages, OwnerSide, plan_messages
@@ -24,43 +21,6 @@ from .shards import shards_of
 from .teams import Team, team_of, with_teams
 
 MOST_CHUNK_BYTES = 256 * 2**20
-
-
-@dataclass(frozen=True)
-class ExchangeOptions:
-    """How ranks share the work on matrices.
-
-    process_group: ranks that each hold a copy of every plain parameter, as under DDP, and so share the work.
-    chunk_bytes: the most bytes of momentum, as the iteration takes it, that a rank holds for one chunk of exchanged
-        matrices; a chunk has at least one matrix for every rank. None chooses the smallest chunks that still hide most
-        of the exchange behind the work, by the model of `plan/costs.py`, and at most 256 MiB.
-    chunks_in_flight: how many chunks are sent ahead while one is worked on. More than two bring no gain.
-    ranks_per_matrix: how many neighbouring ranks, such as those of a node, may work on one matrix together if it would
-        take one of them longer than the rest of a step. Updates are rounded differently. `explain()` says where.
-    sum_gram: if a matrix is cut along its long side and it costs less, sum its Gram matrix over the ranks instead of
-        sending the parts to an owner. Updates are rounded differently. `explain()` says where.
-
-    Raises TypeError for a number that is not whole or a flag that is not a bool, and ValueError for a number below 1.
-    `Muon` checks the process group.
-    """
-
-    process_group: Optional[ProcessGroup] = None
-    chunk_bytes: Optional[int] = None
-    chunks_in_flight: int = 2
-    ranks_per_matrix: int = 1
-    sum_gram: bool = False
-
-    def __post_init__(self):
-        for key in ("chunk_bytes", "chunks_in_flight", "ranks_per_matrix"):
-            value = getattr(self, key)
-            if value is None and key == "chunk_bytes":
-                continue
-            if not isinstance(value, Integral) or isinstance(value, bool):
-                raise TypeError(f"{key} must be a whole number, got {value!r}")
-            if value < 1:
-                raise ValueError(f"{key} must be at least 1, got {value}")
-            object.__setattr__(self, key, int(value))  # ranks compare it in print, where NumPy's numbers differ
-        flag("sum_gram", self.sum_gram)
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,7 +27,8 @@ from ..rules.equalization import Equalization
 from ..schedules import resolve_schedule
 from ..tuning.contest import tasks_of
 from .batches import Batch, Chain, chains, grouped, plan_batches
-from .exchanges import Chunk, Exchange, ExchangeOptions, plan_exchanges
+from .exchange_options import ExchangeOptions
+from .exchanges import Chunk, Exchange, plan_exchanges
 from .gram_sums import SummedBatch, as_summed, plan_sums
 from .layout import layout_of, local_part
 from .matrix import Matrix, Parameter

@@ -11,7 +11,7 @@ from ..kernels.provenance import build_info
 from ..parameters.changed_settings import are_same, compared_settings, make_live_numbers_plain_, make_plain_
 from ..parameters.checks import check_fake_mode
 from ..parameters.groups import named_parameters
-from ..plan.exchanges import ExchangeOptions
+from ..plan.exchange_options import ExchangeOptions
 from ..plan.layout import groups_of
 from ..plan.plan import Plan, make_plan
 from ..plan.process_groups import Ranks
