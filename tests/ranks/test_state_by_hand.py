@@ -1,11 +1,12 @@
-"""A part of a sharded state that a user has put there must not be memory of its parameter."""
+"""Tensors in a sharded state that steps cannot use: memory of a parameter, and wholes beside DTensors."""
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from tests.support.rank_pool import device_of_ranks
-from tests.support.sharded_models import bits_equal
+from tests.support.sharded_models import bits_equal, mesh_of
 from tests.support.sharded_networks import network_on, set_gradients
 
 
@@ -29,3 +30,18 @@ def step_with_shared_momentum(kernel):
 
 def test_momentum_that_is_the_memory_of_a_shard_is_refused(pools):
     pools(2).run(step_with_shared_momentum)
+
+
+def step_with_a_whole_average_of_a_scalar(kernel):
+    mesh = mesh_of((2,))
+    p = nn.Parameter(distribute_tensor(torch.tensor(1.0, device=device_of_ranks()), mesh, [Replicate()]))
+    optimizer = kernel.Muon([("logit_scale", p)])
+    optimizer.state[p]["exp_avg"] = optimizer.state[p]["exp_avg"].full_tensor()
+    p.grad = torch.ones_like(p)
+    with pytest.raises(ValueError, match="state exp_avg of logit_scale is whole .* without full_state_dict"):
+        optimizer.step()
+
+
+def test_the_state_of_a_scalar_that_torch_has_left_whole_is_refused_with_a_way_out(pools):
+    """As `set_optimizer_state_dict` does with `full_state_dict=True`."""
+    pools(2).run(step_with_a_whole_average_of_a_scalar)

@@ -59,6 +59,27 @@ def test_a_tensor_gets_the_same_bits_alone_and_among_others(kernel, threads, cha
     assert not any(map(torch.equal, together.parameters[:-1], drawn(kernel, counts, dtype).parameters))
 
 
+def test_dense_tensors_in_another_order_of_memory_are_joined_with_others(kernel, threads):
+    """As embeddings stored by columns, and patch embeddings of models in channels_last."""
+    orders = [
+        lambda t: t.reshape(4, 8).t().contiguous().t(),
+        lambda t: t.reshape(2, 4, 2, 2).to(memory_format=torch.channels_last),
+        lambda t: t.reshape(4, 8),
+    ]
+    plain = kernel.rules.fallback.FallbackTensors(
+        *([t.flatten()[:32].clone() for t in column[:3]] for column in drawn(kernel, [2.0] * 7)[:4]),
+        [torch.tensor(2.0) for _ in orders],
+    )
+    turned = plain._replace(
+        **{field: [order(t) for order, t in zip(orders, getattr(plain, field))] for field in plain._fields[:4]},
+        steps=[step.clone() for step in plain.steps],
+    )
+    for tensors in (plain, turned):
+        take_steps(kernel, tensors)
+    for order, *columns in zip(orders, *plain[:4], *turned[:4]):
+        assert all(torch.equal(order(p), q) for p, q in zip(columns[:4], columns[4:]))
+
+
 @pytest.mark.parametrize("found", [0.0, 1.0])
 def test_gradients_stay_scaled_and_an_overflow_changes_nothing(kernel, threads, found):
     scaling = torch.tensor([8.0]), torch.tensor([found])

@@ -156,14 +156,13 @@ def _as_vectors(entry: _Entry) -> Iterator[tuple[_Entry, _Entry]]:
     dense = first.is_contiguous() or torch.empty_like(first).stride() == first.stride()
     if not (dense and all(t.stride() == first.stride() for t in elements)):
         yield _Entry(*(_padded(t.reshape(-1), rest) for t in elements), step), entry
-    elif not rest:
-        yield entry, entry
-    else:
-        flat = [t.as_strided((t.numel(),), (1,)) for t in elements]
-        whole = _Entry(*(t[:-rest] for t in flat), step)
-        tail = _Entry(*(t[-rest:] for t in flat), step)
-        if first.numel() > rest:
-            yield whole, whole
+        return
+    flat, length = [t.as_strided((t.numel(),), (1,)) for t in elements], first.numel() - rest
+    if length:
+        whole = _Entry(*(t[:length] for t in flat), step)
+        yield whole, whole
+    if rest:
+        tail = _Entry(*(t[length:] for t in flat), step)
         yield _Entry(*(_padded(t, rest) for t in tail[:4]), step), tail
 
 

@@ -208,10 +208,11 @@ def _check_place(name: str, value: Tensor, p: Tensor) -> None:
     """Raise ValueError unless a state tensor of `p`, called `name`, lies on ranks as `p` does."""
     if isinstance(value, DTensor) != isinstance(p, DTensor):
         of_state, of_parameter = ("sharded" if isinstance(x, DTensor) else "whole" for x in (value, p))
+        way = "with" if p.ndim else "without full_state_dict, as torch leaves tensors without dimensions whole under"
         raise ValueError(
             f"{name} is {of_state} and the parameter is {of_parameter}: between the two, states are saved and loaded "
-            "by torch.distributed.checkpoint, or by get_optimizer_state_dict and set_optimizer_state_dict with "
-            "StateDictOptions(full_state_dict=True)"
+            "by torch.distributed.checkpoint, or by get_optimizer_state_dict and set_optimizer_state_dict "
+            f"{way} StateDictOptions(full_state_dict=True)"
         )
     if not lies_beside(name, value, p):
         raise ValueError(
