@@ -38,7 +38,7 @@ def step_with_a_whole_average_of_a_scalar(kernel):
     optimizer = kernel.Muon([("logit_scale", p)])
     optimizer.state[p]["exp_avg"] = optimizer.state[p]["exp_avg"].full_tensor()
     p.grad = torch.ones_like(p)
-    with pytest.raises(ValueError, match="state exp_avg of logit_scale is whole .* without full_state_dict"):
+    with pytest.raises(ValueError, match=r"state exp_avg of logit_scale is whole .* without full_state_dict"):
         optimizer.step()
 
 
