@@ -8,6 +8,7 @@ import pickle
 import warnings
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import Parameter
@@ -206,3 +207,22 @@ def test_a_step_is_captured_only_if_every_group_asks_for_it(kernel, monkeypatch)
     optimizer.param_groups[-1]["capturable"] = False
     with pytest.raises(RuntimeError, match="only with Muon"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("value, error", [(3.0, TypeError), ("3", TypeError), (None, TypeError), (-1, ValueError)])
+@pytest.mark.parametrize("rounds", [False, True])
+def test_an_impossible_rounding_step_raises_before_anything_moves(kernel, rounds, value, error):
+    """Users set it after ranks disagreed."""
+    params = named_parameters(torch.bfloat16)
+    optimizer = kernel.Muon(params.items(), stochastic_rounding=rounds)
+    take_steps(optimizer, params, [0])
+    before = copy.deepcopy({**params, **state_of(optimizer, params)})
+    optimizer.param_groups[-1]["rounding_step"] = value
+    with pytest.raises(error, match="rounding_step must be"):
+        optimizer.step()
+    assert same_bits({**params, **state_of(optimizer, params)}, before)
+    for group in optimizer.param_groups:
+        group["rounding_step"] = np.int64(1)
+    take_steps(optimizer, params, [1])
+    counts = [group["rounding_step"] for group in optimizer.param_groups]
+    assert counts == [1 + rounds] * 2 and set(map(type, counts)) == {int}

@@ -50,3 +50,17 @@ def test_the_same_parameters_in_other_groups_are_refused(kernel):
     other = kernel.Muon([{"params": [pair]} for pair in params.items()])
     with pytest.raises(ValueError, match="same parameters in other groups: make the groups as they were"):
         other.load_state_dict(saved)
+
+
+def test_corrected_decay_without_its_rate_is_refused(kernel):
+    """As in a file that somebody has edited. The next step could not decay."""
+    optimizer = kernel.Muon(named_parameters().items())
+    saved = optimizer.state_dict()
+    for group in saved["param_groups"]:
+        group["decay_mode"] = "corrected"
+    with pytest.raises(ValueError, match="needs a decay_lr"):
+        optimizer.load_state_dict(saved)
+    assert {group["decay_mode"] for group in optimizer.param_groups} == {"decoupled"}
+    for group in saved["param_groups"]:
+        group["decay_lr"] = 0.02
+    optimizer.load_state_dict(saved)

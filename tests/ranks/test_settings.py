@@ -1,4 +1,4 @@
-"""Settings of an exchange that cannot be raise."""
+"""Settings of an exchange that cannot be, and those in which ranks differ, raise."""
 
 from __future__ import annotations
 
@@ -73,3 +73,28 @@ def test_options_that_change_nothing_among_ranks_are_a_warning(kernel, pools):
     assert pools(2).run(warned_of, kernel.ExchangeOptions(chunk_bytes=1000)) == [[], []]
     assert pools(2).run(warned_of, None) == [[], []]
     assert warned_of(kernel, kernel.ExchangeOptions()) == []
+
+
+def step_with_rates(kernel, rates: list[list[float]]):
+    """Return the error of a second step in which each group has its rank's rate, and whether parameters stayed."""
+    params = [nn.Parameter(torch.ones(8, 8)) for _ in rates[0]]
+    groups = [{"params": [(f"layers.{i}.up.weight", p)], "lr": 0.1} for i, p in enumerate(params)]
+    optimizer = kernel.Muon(groups, exchange=kernel.ExchangeOptions(process_group=dist.group.WORLD))
+    for p in params:
+        p.grad = torch.ones(8, 8).tril()
+    optimizer.step()
+    before = [p.detach().clone() for p in params]
+    for group, rate in zip(optimizer.param_groups, rates[dist.get_rank()]):
+        group["lr"] = rate
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        return str(error), all(map(torch.equal, params, before))
+    return "", False
+
+
+def test_ranks_with_the_same_rates_for_other_layers_disagree(pools):
+    """As where one rank thaws a layer a step earlier than the others."""
+    for text, stayed in pools(2).run(step_with_rates, [[0.1, 0.0, 0.0], [0.1, 0.1, 0.0]]):
+        assert stayed and "layers.1.up.weight" in text and "0.1" in text
+    assert pools(2).run(step_with_rates, [[0.1, 0.0, 0.0]] * 2) == [("", False)] * 2

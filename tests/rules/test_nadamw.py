@@ -231,3 +231,12 @@ def test_corrections_keep_their_digits_in_float32(rules, beta):
     corrections = rules.bias_correction(beta, counts)
     assert corrections.dtype == torch.float32
     assert ((corrections.double() - exact).abs() <= 5 * torch.finfo(torch.float32).eps / 2 * exact).all()
+
+
+def test_counts_may_have_a_dimension(rules):
+    """As a file may have them."""
+    expected, others = example(rules), example(rules)
+    take_step(rules, *expected, rule(rules))
+    states = [state._replace(step=state.step.reshape(1)) for state in others[2][:1]] + others[2][1:]
+    take_step(rules, others[0], others[1], states, rule(rules))
+    assert all(map(torch.equal, tensors(others[0], others[2]), tensors(expected[0], expected[2])))

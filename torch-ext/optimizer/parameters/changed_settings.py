@@ -6,8 +6,7 @@ import math
 from operator import is_, itemgetter
 from typing import Any, Sequence
 
-from ..rules.decay import scaled_decay
-from .setting_values import flag
+from .setting_values import flag, plain_rounding_step
 from .settings import DISSOLVED, SCHEDULED, SETTINGS, Group, live_number, plain_settings
 
 # Schedulers set the others at every step.
@@ -31,20 +30,24 @@ def are_same(settings: Sequence[Any], checked: Sequence[Any]) -> bool:
 def make_live_numbers_plain_(groups: Sequence[Group]) -> None:
     """Make each `lr` and `weight_decay` a plain float in place, unless it is a tensor: schedulers may set NumPy's.
 
-    A file with NumPy's numbers cannot be loaded by `torch.load(weights_only=True)`. Raises the errors of `live_number`.
+    And each `rounding_step`, which users set after ranks disagreed, an int. A file with NumPy's numbers cannot be
+    loaded by `torch.load(weights_only=True)`. Raises the errors of `live_number` and of `plain_rounding_step`.
     """
     for group in groups:
         for key in SCHEDULED:
             value = group[key]
             if type(value) is not float or not 0 <= value < math.inf:
                 group[key] = live_number(key, value)
+        count = group["rounding_step"]
+        if type(count) is not int or count < 0:
+            group["rounding_step"] = plain_rounding_step("rounding_step", count)
 
 
 def make_plain_(groups: Sequence[dict[str, Any]]) -> None:
     """Make the settings of groups plain in place, since users may have changed them.
 
-    Raises the errors of `plain_settings`, and ValueError for `corrected` decay without `decay_lr`, and for what
-    no step reads: `betas` and `DISSOLVED`. Then no group has changed.
+    Raises the errors of `plain_settings`, and ValueError for what no step reads: `betas` and `DISSOLVED`. Then no group
+    has changed.
     """
     for group in groups:
         flag("use_muon", group["use_muon"])
@@ -60,6 +63,5 @@ def make_plain_(groups: Sequence[dict[str, Any]]) -> None:
                 raise ValueError(
                     f"{key}={settings[key]} in a group of an optimizer that is already made would do nothing: {instead}"
                 )
-        scaled_decay(settings["decay_mode"], 0.0, 0.0, settings["decay_lr"])  # raises without a `decay_lr`
     for group, settings in zip(groups, plain):
         group.update(settings)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..iteration import METHODS
 from ..learning_rate import check_update_rms, step_multiplier
-from ..rules.decay import DECAY_MODES
+from ..rules.decay import DECAY_MODES, scaled_decay
 from ..rules.equalization import EQUALIZATIONS, RENORMALIZATIONS
 from ..rules.fallback_table import FALLBACKS
 from ..rules.second_moment import SECOND_MOMENTS
@@ -83,8 +83,8 @@ def live_number(key: str, value: Any) -> Any:
 def plain_settings(settings: Group, is_made: bool = False) -> dict[str, Any]:
     """Return `settings` with plain values that `torch.load(weights_only=True)` can read; other keys stay as they are.
 
-    `is_made` says that they are of an optimizer that is already made, perhaps of a saved one (`live_number`). Raises
-    ValueError or TypeError for settings that cannot work.
+    `is_made` says that they are of an optimizer that is already made, perhaps of a saved one (`live_number`): its
+    groups have a `decay_lr` for `corrected` decay. Raises ValueError or TypeError for settings that cannot work.
     """
     live = dict.fromkeys(SCHEDULED, live_number) if is_made else {}
     plain = {key: live.get(key, SETTINGS[key].check)(key, x) if key in SETTINGS else x for key, x in settings.items()}
@@ -95,6 +95,8 @@ def plain_settings(settings: Group, is_made: bool = False) -> dict[str, Any]:
         raise ValueError("stochastic_rounding has nothing to round with master_weights, which keep what rounding loses")
     if plain["offload"] and plain["capturable"]:
         raise ValueError("offload copies momentum to the device at every step, which a captured step cannot do")
+    if is_made:
+        scaled_decay(plain["decay_mode"], 0.0, 0.0, plain["decay_lr"])  # raises without a `decay_lr`
     check_update_rms(plain["update_rms"], plain["adjust_lr_fn"])
     if plain.get("use_muon") and plain["lr_factor"] != 1:
         raise ValueError(f"lr_factor={plain['lr_factor']} is for groups that AdamW updates: in Muon's groups write lr")

@@ -50,9 +50,9 @@ class Terms(NamedTuple):
     def settings(self, groups: Sequence[Group]) -> str:
         """Return one line with the settings that schedulers and users may change between steps, and with `failed`."""
         of_groups = {number: str(_live_settings(groups[number])) for number, _ in self.group_positions}
-        # Ranks may have divided the same parameters into other groups.
-        of_runs = (text for text, _ in itertools.groupby(of_groups[number] for number, _ in self.group_positions))
-        return "; ".join((*of_runs, self.failed))
+        # Ranks may have divided the same parameters into other groups, so neighbours with equal settings are counted.
+        runs = itertools.groupby(of_groups[number] for number, _ in self.group_positions)
+        return "; ".join((*(f"{len(list(run))} with {text}" for text, run in runs), self.failed))
 
     def with_settings(self, groups: Sequence[Group]) -> list[str]:
         """Return all lines. Those of parameters include the settings that may change between steps."""

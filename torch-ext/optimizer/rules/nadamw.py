@@ -58,7 +58,7 @@ def _update_(used: list[list[Tensor]], gradients: Sequence[Tensor], steps: list[
     beta1, beta2 = rule.betas
     device, dtype = parameters[0].device, parameters[0].dtype
     exact = exact_dtype(device)
-    count = torch.stack(steps).to(device, exact)
+    count = torch.cat([step.reshape(1) for step in steps]).to(device, exact)  # a file may have counts with a dimension
     lr = on_device(rule.lr, device) if isinstance(rule.lr, Tensor) else rule.lr
     step_sizes = (-lr / bias_correction(beta1, count)).to(dtype).unbind()
     corrections = bias_correction(beta2, count).sqrt().to(dtype).unbind()
