@@ -1,5 +1,7 @@
 """Gradients in another dtype than their parameters', as `p.grad_dtype` allows: a step reads them without rounding."""
 
+import copy
+
 import pytest
 import torch
 from torch.nn import Linear, Parameter
@@ -94,21 +96,26 @@ def test_backward_passes_add_up_in_float32(kernel):
     assert torch.equal(optimizer.state[weight]["momentum_buffer"], torch.full((8, 8), 1 + 2.0**-7))
 
 
-def test_a_scaled_step_in_pieces_has_the_same_bits(kernel, monkeypatch):
-    """And one whose gradients overflow changes nothing."""
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
+def test_a_scaled_step_in_pieces_has_the_same_bits(kernel, monkeypatch, fallback, capturable):
+    """And one whose gradients overflow changes nothing. GradScaler leaves both to a step that may be captured."""
     results = []
     for at_once, dtype in [(1 << 25, torch.bfloat16), (30, torch.float32)]:
         monkeypatch.setattr(kernel.rules.widened, "WIDENED_AT_ONCE", at_once)
         params = named_parameters(torch.bfloat16)
-        optimizer = kernel.Muon(params.items())
+        optimizer = kernel.Muon(params.items(), fallback=fallback, capturable=capturable)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
         scaler.scale(torch.zeros(()))
         for seed in range(4):
+            before = copy.deepcopy([*params.values(), *state_of(optimizer, params).values()])
             for name, p in params.items():
                 set_gradient(p, (scaler.get_scale() * whole_numbers(name, p, seed)).to(dtype))
             params["norm.weight"].grad[0] = float("inf") if seed == 1 else 1.0
             scaler.step(optimizer)
             scaler.update()
+            after = [*params.values(), *state_of(optimizer, params).values()]
+            assert all(map(torch.equal, after, before)) == (seed == 1)
         results.append({**params, **state_of(optimizer, params)})
     assert same_bits(*results)
 

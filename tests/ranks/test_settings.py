@@ -64,6 +64,7 @@ def warned_of(kernel, exchange) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         kernel.Muon([("up.weight", nn.Parameter(torch.ones(4, 4)))], exchange=exchange)
+        kernel.compat.Muon(kernel.compat.get_default_muon_param_groups(nn.Linear(4, 4)))  # chooses for its users
     return [str(each.message) for each in caught if "exchange" in str(each.message)]
 
 

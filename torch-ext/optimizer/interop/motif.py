@@ -97,7 +97,7 @@ class Muon(MuonOfPackage):
             stacked=True,
             qk_clip=clip_config if any(indices) else None,
             release_grads=none_grad,
-            exchange=ExchangeOptions(chunks_in_flight=min(max(warmup_step, 1), 2)),
+            exchange=ExchangeOptions(chunks_in_flight=1) if warmup_step < 2 else None,
         )
 
     def add_param_group(self, param_group: Mapping[str, Any]) -> None:

@@ -10,8 +10,8 @@ from typing import Optional
 def is_of_triton(error: Exception) -> bool:
     """Whether Triton, or a part of it, cannot be imported: it is absent, older or newer than needed, or broken.
 
-    An error that Triton's own files raise, as for a library that cannot be loaded, may be of any class. Of others the
-    module counts that cannot be imported, or that lacks an attribute.
+    An error that Triton's own files raise, as for a library that cannot be loaded, may be of any class. Any other error
+    is Triton's if the module that cannot be imported, or that lacks an attribute, is Triton's.
     """
     missing = error.name if isinstance(error, ImportError) else getattr(getattr(error, "obj", None), "__name__", None)
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))

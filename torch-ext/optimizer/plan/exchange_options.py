@@ -55,5 +55,6 @@ def idle_exchange(exchange: Optional[ExchangeOptions]) -> list[str]:
         return []
     return [
         "exchange=ExchangeOptions() changes nothing. If you wrote process_group=torch.distributed.group.WORLD, it was "
-        "None, as before init_process_group: make the options afterwards, or every rank orthogonalizes all matrices"
+        "None, as before init_process_group: make the options afterwards. Now every rank orthogonalizes all matrices "
+        "that are not DTensors"
     ]

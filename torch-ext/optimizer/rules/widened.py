@@ -18,8 +18,7 @@ from .scaling import GradientScaling
 
 FallbackUpdate = Callable[[FallbackTensors, FallbackRule, GradientScaling], None]
 
-# Elements of which there are copies at once, unless one row has more. A master takes 8 bytes with its gradient, 12 with
-# a GradScaler. Averages in half precision take 8 more.
+# Elements of which there are copies at once, unless one row has more.
 WIDENED_AT_ONCE = 1 << 25
 
 
@@ -67,7 +66,7 @@ def _parts(tensors: FallbackTensors, remainders: Optional[Sequence[Tensor]]) -> 
 
 
 def _cut(part: _Part, rows: int) -> Iterator[_Part]:
-    """Yield the parts of `rows` rows of a parameter. The last has its step itself, which an update counts, too."""
+    """Yield the parts of `rows` rows of a parameter. Each update counts a step: all but the last have copies of it."""
     tensors = {field: t for field, t in part._asdict().items() if t is not None and field != "step"}
     *others, last = zip(*(t.split(rows) for t in tensors.values()))
     for each in others:
@@ -94,8 +93,8 @@ def _update_copies_(
 ) -> None:
     parameters, gradients, averages, squares, steps, remainders = map(list, zip(*parts))
     has_halves, dtype = remainders[0] is not None, torch.promote_types(parameters[0].dtype, torch.float32)
-    masters = list(map(joined, parameters, remainders)) if has_halves else [p.to(dtype) for p in parameters]
-    wide = [[t.to(dtype) for t in column] for column in (gradients, averages, squares)]
+    masters = list(map(joined, parameters, remainders)) if has_halves else _widened(parameters, dtype)
+    wide = [_widened(column, dtype) for column in (gradients, averages, squares)]
     update(FallbackTensors(masters, *wide, steps), rule, scaling)
     for kept, results in zip((averages, squares), wide[1:]):
         _keep_(kept, results)
@@ -106,7 +105,14 @@ def _update_copies_(
         split_(parameter, remainder, master)
 
 
+def _widened(column: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Return tensors in a dtype: `column` itself if they have it. `float()` takes the host half as long as `to`."""
+    if all(t.dtype == dtype for t in column):
+        return column
+    return [t.float() for t in column] if dtype == torch.float32 else [t.to(dtype) for t in column]
+
+
 def _keep_(kept: list[Tensor], results: list[Tensor]) -> None:
     """Copy results into the tensors that are kept, unless these are the results themselves."""
-    if kept[0] is not results[0]:
+    if kept is not results:
         torch._foreach_copy_(kept, results)

@@ -66,7 +66,7 @@ def check_gradients(premises: Premises, gradients: Gradients, groups: Sequence[G
 
 
 def _go_together(dtype: torch.dtype, of_gradient: torch.dtype) -> bool:
-    """Whether a parameter may have a gradient in another dtype: one that its step is computed in, or narrower."""
+    """Whether the step of a parameter in `dtype` reads a gradient in the other dtype without rounding it."""
     return of_gradient in (dtype, torch.float32, *HALF_DTYPES)
 
 
@@ -79,10 +79,10 @@ def _misfit(name: str, gradient: Tensor, shape: torch.Size, dtype: torch.dtype) 
         )
     if gradient.shape != shape:
         return f"the gradient of {name} has shape {tuple(gradient.shape)}, needs {tuple(shape)}, its parameter's"
+    allowed = " or ".join(map(str, dict.fromkeys((dtype, torch.float32, *HALF_DTYPES))))
     return (
-        f"the gradient of {name} is in {gradient.dtype}, needs {dtype}, its parameter's, float32, float16 or bfloat16: "
-        "leave p.grad_dtype as it is, or write before the step: g, p.grad = p.grad, None; p.grad_dtype = p.dtype; "
-        "p.grad = g.to(p.dtype)"
+        f"the gradient of {name} is in {gradient.dtype}, needs {allowed}: leave p.grad_dtype as it is, or write before "
+        "the step: g, p.grad = p.grad, None; p.grad_dtype = p.dtype; p.grad = g.to(p.dtype)"
     )
 
 
