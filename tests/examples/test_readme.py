@@ -53,6 +53,14 @@ def test_the_readmes_python_runs(repository, names):
     assert len(names["opt"].explain().rows) == 4
 
 
+def test_the_class_for_parameters_without_names_gives_vocabularies_to_adamw(kernel, repository):
+    (block,) = (each for each in blocks((repository / "docs/faq.md").read_text()) if "MuonWithoutNames" in each)
+    exec(block, made := {})
+    embedding, matrix = nn.Parameter(torch.ones(50, 8)), nn.Parameter(torch.ones(8, 8))
+    rows = made["MuonWithoutNames"]([embedding, matrix], vocabulary=50, lr=0.02).explain().rows
+    assert [row.branch for row in rows] == ["muon", "adamw"] and [row.shape for row in rows] == [(8, 8), (50, 8)]
+
+
 @pytest.mark.parametrize("page, count", [("faq", 6), ("distributed", 3), ("momentum", 1)])
 def test_a_pages_python_runs(kernel, repository, names, tmp_path, page, count):
     names.update(optimizer=kernel, fully_shard=fully_shard, folder=tmp_path / "checkpoint")

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -51,8 +50,6 @@ TRITONS = {
     ),
     "with an error that names nothing": ("raise ImportError('built for another Python')", "built for another Python"),
 }
-
-
 MISTAKES = ("from . import no_such_module", "import tritonish", "no_such_name")
 
 
@@ -88,7 +85,7 @@ def mistaken(built: Path, folder: Path, mistake: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def seen(kernel, tmp_path_factory) -> dict[str, Sequence]:
+def seen(kernel, tmp_path_factory) -> dict[str, list | str]:
     """What `loaded` returns, by the name of a Triton, and of a mistake where Triton is absent."""
     built, folder = Path(kernel.__file__).parent, tmp_path_factory.mktemp("tritons")
     calls = {name: (built, folder_with(folder / str(i), text)) for i, (name, (text, _)) in enumerate(TRITONS.items())}

@@ -45,7 +45,7 @@ class Case(NamedTuple):
 
     specs: tuple[Spec, ...]
     settings: Mapping[str, Any] = {}
-    steps: int = 6
+    steps: int = 12
     seed: int = 0
     dtype: torch.dtype = torch.float32
     missing: str = "nowhere"
@@ -123,8 +123,7 @@ def _train_alone(kernel, case: Case, holders: Sequence[Tensor], device: str) -> 
             absent = torch.zeros_like(holders[i], dtype=torch.bool)
             for holder in holders[i].unique().tolist():
                 absent |= (holders[i] == holder) & is_missing(case, step, i, holder)
-            gradient = whole_gradient(case, step, i).masked_fill(absent, 0.0)
-            set_gradient(p, None if absent.all() else gradient.to(device))
+            set_gradient(p, None if absent.all() else whole_gradient(case, step, i).masked_fill(absent, 0.0).to(device))
         optimizer.step()
     return _trained(params, optimizer, list(holders))
 
@@ -209,8 +208,10 @@ def is_missing(case: Case, step: int, number: int, holder: int) -> bool:
 
 def holder_of(layout: Layout | None) -> int:
     """Return this rank's number among those that hold different parts; copies have one number."""
+    if layout is None:
+        return 0
     holder = 0
-    for size, split, index in zip(*layout, mesh_of(layout.mesh).get_coordinate()) if layout is not None else ():
+    for size, split, index in zip(layout.mesh, layout.splits, mesh_of(layout.mesh).get_coordinate()):
         holder = holder if split == "r" else holder * size + index
     return holder
 

@@ -80,7 +80,7 @@ class Muon(Optimizer):
             step. Both halves of a split group share a tensor, so change it once, not for each group, and give
             `ReduceLROnPlateau` a number. In a tensor on a GPU a NaN or a negative number is not noticed. Start with
             0.02 for a small model from random weights, and with AdamW's rate for a large one (docs/learning_rates.md).
-        weight_decay: decay of every parameter of the group, a number or tensor as `lr`, read at every step.
+        weight_decay: decay of every parameter of the group, like `lr` a float or a tensor, read at every step.
         momentum: decay rate (beta) of the running average of gradients.
         nesterov: use Nesterov momentum.
         ns_coefficients: coefficients of the Newton-Schulz iteration: `polar_express`, `polar_express_safer`, `quintic`,
@@ -263,11 +263,10 @@ class Muon(Optimizer):
                 f"exchange must be ExchangeOptions(...) of this package or None, got {exchange!r}: for a process group "
                 "write ExchangeOptions(process_group=...)"
             )
-        idle = idle_exchange(exchange)
-        exchange = exchange or ExchangeOptions()
+        options = exchange or ExchangeOptions()
         check_is_muon(is_muon)
-        self._replica_ranks = ranks_of(exchange.process_group)
-        self._exchange = replace(exchange, process_group=None)  # process groups cannot be pickled
+        self._replica_ranks = ranks_of(options.process_group)
+        self._exchange = replace(options, process_group=None)  # process groups cannot be pickled
         self._clip = None if qk_clip is None else QKClip(qk_clip)
         self._is_muon = is_muon
         self._reasons: dict[Tensor, str] = {}
@@ -286,7 +285,8 @@ class Muon(Optimizer):
             self._clip.replace_positions([names[p] for p in self._reasons])  # routing has recorded them as they came
         self._refresh()
         lines = same_names(self.param_groups, self.param_groups) + idle_keys(self.param_groups)
-        lines += ([] if is_muon is None else idle_is_muon(params)) + plain_parts(self.param_groups) + idle
+        lines += ([] if is_muon is None else idle_is_muon(params)) + plain_parts(self.param_groups)
+        lines += idle_exchange(exchange)
         for line in advice(routed(self.param_groups, self._reasons)) + lines:
             warn_user(line)
         self._is_made = True

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Sequence, Union
+from typing import Callable, NamedTuple, Optional, Sequence, Union
 
 import torch
 from torch import Tensor
+
+from .scaling import GradientScaling
 
 
 class FallbackRule(NamedTuple):
@@ -27,6 +29,10 @@ class FallbackTensors(NamedTuple):
     averages: list[Tensor]
     squares: list[Tensor]
     steps: list[Tensor]
+
+
+# What takes one step of AdamW or NAdamW.
+FallbackUpdate = Callable[[FallbackTensors, FallbackRule, GradientScaling], None]
 
 
 def uncount_overflow_(steps: Sequence[Tensor], found_inf: Optional[Tensor]) -> None:

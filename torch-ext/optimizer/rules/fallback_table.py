@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .adamw import adamw_
+from .fallback import FallbackUpdate
 from .nadamw import nadamw_
-from .widened import FallbackUpdate
 
 
 class Fallback(NamedTuple):

@@ -6,17 +6,15 @@ There are copies of a part of the parameters at a time, and of a part of a large
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Callable, Iterable, Iterator, NamedTuple, Optional, Sequence
+from typing import Iterable, Iterator, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from ..kernels.formats import HALF_DTYPES
 from ..kernels.master_weights import joined, split_
-from .fallback import FallbackRule, FallbackTensors
+from .fallback import FallbackRule, FallbackTensors, FallbackUpdate
 from .scaling import GradientScaling
-
-FallbackUpdate = Callable[[FallbackTensors, FallbackRule, GradientScaling], None]
 
 # Elements of which there are copies at once, unless one row has more.
 WIDENED_AT_ONCE = 1 << 25
@@ -106,7 +104,7 @@ def _update_copies_(
 
 
 def _widened(column: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Return tensors in a dtype: `column` itself if they have it. `float()` takes the host half as long as `to`."""
+    """Return tensors in a dtype: `column` itself if they have it. `float()` costs the host less time than `to`."""
     if all(t.dtype == dtype for t in column):
         return column
     return [t.float() for t in column] if dtype == torch.float32 else [t.to(dtype) for t in column]

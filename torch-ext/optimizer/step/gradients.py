@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import starmap
 from operator import attrgetter
 from typing import Optional, Sequence
 
@@ -46,13 +45,13 @@ def check_gradients(premises: Premises, gradients: Gradients, groups: Sequence[G
         columns = tuple([column[i] for i in present] for column in columns)
     _, _, shapes, dtypes, tensors = columns
     # The usual case: with `map` no Python code runs for each gradient.
-    dtypes_fit = all(starmap(_go_together, set(zip(dtypes, map(_DTYPE, tensors)))))
+    dtypes_fit = all(found in _readable_beside(dtype) for dtype, found in set(zip(dtypes, map(_DTYPE, tensors))))
     as_parameters = list(map(_SHAPE, tensors)) == shapes and dtypes_fit
     if not sharded and as_parameters and set(map(_LAYOUT, tensors)) <= {torch.strided}:
         return []
     elsewhere = []
     for number, p, shape, dtype, gradient in zip(*columns):
-        if gradient.layout != torch.strided or gradient.shape != shape or not _go_together(dtype, gradient.dtype):
+        if gradient.layout != torch.strided or gradient.shape != shape or gradient.dtype not in _readable_beside(dtype):
             raise ValueError(_misfit(_name_in(groups, p), gradient, shape, dtype))
         if not sharded or lie_alike(p, gradient):
             continue
@@ -65,9 +64,9 @@ def check_gradients(premises: Premises, gradients: Gradients, groups: Sequence[G
     return elsewhere
 
 
-def _go_together(dtype: torch.dtype, of_gradient: torch.dtype) -> bool:
-    """Whether the step of a parameter in `dtype` reads a gradient in the other dtype without rounding it."""
-    return of_gradient in (dtype, torch.float32, *HALF_DTYPES)
+def _readable_beside(dtype: torch.dtype) -> Sequence[torch.dtype]:
+    """Return the dtypes in which a step reads the gradient of a parameter in `dtype` without rounding it."""
+    return list(dict.fromkeys((dtype, torch.float32, *HALF_DTYPES)))
 
 
 def _misfit(name: str, gradient: Tensor, shape: torch.Size, dtype: torch.dtype) -> str:
@@ -79,7 +78,7 @@ def _misfit(name: str, gradient: Tensor, shape: torch.Size, dtype: torch.dtype) 
         )
     if gradient.shape != shape:
         return f"the gradient of {name} has shape {tuple(gradient.shape)}, needs {tuple(shape)}, its parameter's"
-    allowed = " or ".join(map(str, dict.fromkeys((dtype, torch.float32, *HALF_DTYPES))))
+    allowed = " or ".join(map(str, _readable_beside(dtype)))
     return (
         f"the gradient of {name} is in {gradient.dtype}, needs {allowed}: leave p.grad_dtype as it is, or write before "
         "the step: g, p.grad = p.grad, None; p.grad_dtype = p.dtype; p.grad = g.to(p.dtype)"
