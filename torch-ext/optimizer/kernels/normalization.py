@@ -68,11 +68,14 @@ def frobenius_norm(X: Tensor) -> Tensor:
 def native_passes_take(X: Tensor, *others: torch.dtype) -> bool:
     """Whether the native passes take X, with results in X's dtype and in those of `others`.
 
-    They support neither float64, nor gradients, nor torch.func.
+    They support neither gradients nor torch.func.
     """
-    if not (IS_PORTABLE or X.device.type in ("cpu", "cuda")) or torch.float64 in (X.dtype, *others):
-        return False
-    return not is_transformed(X)
+    return has_native_passes(X.device, X.dtype, *others) and not is_transformed(X)
+
+
+def has_native_passes(device: torch.device, *dtypes: torch.dtype) -> bool:
+    """Whether there are native passes on `device` for matrices and results in these dtypes; float64 has none."""
+    return (IS_PORTABLE or device.type in ("cpu", "cuda")) and torch.float64 not in dtypes
 
 
 def _as_batch(X: Tensor) -> Tensor:

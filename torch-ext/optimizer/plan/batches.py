@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Callable, Hashable, Iterable, Optional, Sequence, TypeVar
 
 import torch
@@ -27,22 +28,22 @@ class Batch:
     packed_shape: tuple[int, int]
     packed_dtype: torch.dtype
 
-    @property
+    @cached_property
     def first(self) -> Matrix:
         """Its first matrix. Its other matrices, and their groups, agree with it in all that applies to a batch."""
         return self.matrices[0]
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         """The device of its matrices."""
         return self.first.parameter.device
 
-    @property
+    @cached_property
     def equalization(self) -> Equalization:
         """What is done to the rows and columns of its matrices."""
         return self.first.parameter.equalization
 
-    @property
+    @cached_property
     def moments_shape(self) -> Optional[tuple[int, int]]:
         """Rows and columns of each matrix's second moments; None if there are none."""
         return self.first.moments_shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from typing import Iterable, Sequence
 
@@ -65,7 +66,7 @@ def _pack_(work: LocalBatch, recipe: Recipe, packed: Packed) -> None:
 
 def _descend_(work: LocalBatch, recipe: Recipe, updates: Tensor) -> UpdateNorms:
     """Move a batch's parameters by their updates, which are changed in place."""
-    batch, parts, elements = work.batch, work.parts, updates.shape[1:].numel()
+    batch, parts = work.batch, work.parts
     written = norms_memory_for_descent(batch, updates)
     moments = None if batch.moments_shape is None else stacked_moments(parts)
     weights = torch.stack(views_of(parts)) if batch.first.parameter.keeps_norm else None
@@ -73,7 +74,7 @@ def _descend_(work: LocalBatch, recipe: Recipe, updates: Tensor) -> UpdateNorms:
     if moments is not None:
         keep_moments_(parts, moments, recipe.scaling.found_inf)
     descend_parts_(parts, updates, recipe, work.multiplier, DescentOptions(norms=written))
-    return UpdateNorms(norms, elements, work.multiplier, recipe.descent.lr)
+    return UpdateNorms(norms, math.prod(batch.packed_shape), work.multiplier, recipe.descent.lr)
 
 
 def _scale_rows_of_absent_(work: LocalBatch, context: StepContext) -> None:

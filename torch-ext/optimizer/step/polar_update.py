@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..kernels.formats import exact_dtype
 from ..kernels.native import IS_PORTABLE, frobenius_norm_
-from ..kernels.normalization import frobenius_norm, native_passes_take
+from ..kernels.normalization import frobenius_norm, has_native_passes
 from ..plan.batches import Batch
 from ..polar.chains import Operand, chained_polar_factors
 from ..polar.factors import polar_factors
@@ -62,7 +62,8 @@ def norms_memory(batch: Batch, packed: Tensor) -> Optional[Tensor]:
     """
     if batch.equalization.before != "none" or batch.iteration.in_one_launch:
         return None
-    return _memory_for_norms(packed) if native_passes_take(packed, batch.iteration.work_dtype) else None
+    takes_them = has_native_passes(batch.device, batch.packed_dtype, batch.iteration.work_dtype)
+    return _memory_for_norms(packed) if takes_them else None
 
 
 def norms_memory_for_descent(batch: Batch, updates: Tensor) -> Optional[Tensor]:
@@ -72,7 +73,8 @@ def norms_memory_for_descent(batch: Batch, updates: Tensor) -> Optional[Tensor]:
     functions would read the updates once more for the norms, in many launches.
     """
     changed = batch.moments_shape is not None or batch.first.parameter.keeps_norm
-    return None if IS_PORTABLE or changed or not native_passes_take(updates) else _memory_for_norms(updates)
+    takes_them = not (IS_PORTABLE or changed) and has_native_passes(batch.device, updates.dtype)
+    return _memory_for_norms(updates) if takes_them else None
 
 
 def _memory_for_norms(matrices: Tensor) -> Tensor:
