@@ -68,6 +68,26 @@ def test_state_that_is_replaced_by_one_of_another_size_is_refused(kernel, name, 
     optimizer.step()
 
 
+@pytest.mark.parametrize("name, key", [("up.weight", "momentum_buffer"), ("up.bias", "exp_avg")])
+def test_state_whose_memory_is_freed_is_refused_until_it_is_back(kernel, name, key):
+    """As by what gives the memory of an optimizer to another model for a while."""
+    params, twins = named_parameters(), named_parameters()
+    optimizer, twin = kernel.Muon(params.items()), kernel.Muon(twins.items())
+    take_steps(optimizer, params, [0])
+    tensor = optimizer.state[params[name]][key]
+    values, memory = tensor.clone(), tensor.untyped_storage()
+    size = memory.size()
+    memory.resize_(0)
+    set_gradients(params, 1)
+    with pytest.raises(ValueError, match=f"the memory of state {key} of {name} was freed"):
+        optimizer.step()
+    memory.resize_(size)
+    tensor.copy_(values)
+    optimizer.step()
+    take_steps(twin, twins, [0, 1])
+    assert all(map(torch.equal, params.values(), twins.values()))
+
+
 def test_state_that_is_removed_and_made_anew_in_another_shape_is_refused(kernel):
     """The new tensor may have the address of the old one."""
     params = named_parameters()

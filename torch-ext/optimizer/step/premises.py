@@ -28,7 +28,7 @@ class Premises:
         self.device_types = {p.device.type for p in params}
         self._names = [name for group in groups for name, _ in named_parameters(group)]
         self._laid_out = laid_out(params)
-        self._addresses = _addresses_of(params, self.has_shards)
+        self._addresses = addresses_of(params)
         self._routes = {p: (group["use_muon"], reason_of(group)) for group in groups for p in group["params"]}
         self._frozen = _frozen(params, absent)
         self._settings = _settings_of(groups)
@@ -74,18 +74,18 @@ class Premises:
 
     def have_moved(self, params: Sequence[Tensor]) -> bool:
         """Return whether any of these parameters lies elsewhere in memory than it did."""
-        return self._addresses != _addresses_of(params, self.has_shards)
+        return self._addresses != addresses_of(params)
 
     def remember_places(self, params: Sequence[Tensor]) -> None:
         """Take where these parameters lie in memory as their places from now on."""
-        self._addresses = _addresses_of(params, self.has_shards)
+        self._addresses = addresses_of(params)
 
 
-def _addresses_of(params: Sequence[Tensor], sharded: bool) -> list[int]:
-    """Return where the local part of each parameter lies in memory, 0 for tensors that are not plain."""
-    parts = list(map(local_part, params)) if sharded else params
-    if _PLAIN.issuperset(map(type, parts)):
-        return list(map(Tensor.data_ptr, parts))
+def addresses_of(tensors: Sequence[Tensor]) -> list[int]:
+    """Return where the local part of each tensor lies in memory, 0 for parts that are not plain tensors."""
+    if _PLAIN.issuperset(map(type, tensors)):
+        return list(map(Tensor.data_ptr, tensors))
+    parts = map(local_part, tensors)
     return [part.data_ptr() if type(part) in _PLAIN else 0 for part in parts]
 
 

@@ -25,8 +25,7 @@ from ..plan.plan import State
 from ..plan.process_groups import Ranks
 from ..plan.shards import check_blocks
 from ..rules.momentum import dequantized, quantized
-
-_BYTES, _DTYPE = operator.attrgetter("nbytes"), operator.attrgetter("dtype")
+from .premises import addresses_of
 
 
 def checked_parameters(
@@ -90,12 +89,12 @@ class KnownState:
     """The state of all parameters that was checked last: whose it is, and what kind of tensors it has.
 
     Every step compares it, because nothing tells when somebody removes or replaces some of it. References are weak, so
-    nobody keeps tensors that are replaced. Of changes inside of a tensor, as by `.data`, those of its bytes, dtype and
-    device are noticed: kernels would read and write behind the end of a smaller one.
+    nobody keeps tensors that are replaced. A tensor that lies elsewhere in memory, as after `.data = other`, or whose
+    memory was freed, counts as replaced: kernels would read and write behind the end of a smaller one.
     """
 
     def __init__(self, state: State):
-        self._tensors, self._kinds = _references_and_contents(state), _kinds(state)
+        self._tensors, self._kinds = _references_and_addresses(state), _kinds(state)
 
     def holds(self, state: State, groups: Sequence[Group]) -> bool:
         """Return whether `state` is of the same parameters in the same order, with tensors of the same kind.
@@ -103,29 +102,29 @@ class KnownState:
         What else wrappers keep there does not matter. It remembers the tensors that it has compared, and looks at each
         of them only if some were replaced since. Raises ValueError if those share memory (`check_memory`).
         """
-        (known, *before), (references, *now) = self._tensors, _references_and_contents(state)
-        if now == before and all(map(operator.is_, references, known)):  # almost always
+        (known, before), (references, addresses) = self._tensors, _references_and_addresses(state)
+        if addresses == before and all(map(operator.is_, references, known)):  # almost always
             return True
         if _kinds(state) != self._kinds:
             return False
         check_memory(groups, state)
-        self._tensors = references, *now
+        self._tensors = references, addresses
         return True
 
 
-def _references_and_contents(state: State) -> tuple[list[weakref.ref], list[int], list[torch.dtype], list[int]]:
-    """Return weak references to all tensors, and the bytes, the dtype and the number of the device of each.
+def _references_and_addresses(state: State) -> tuple[list[weakref.ref], list[int]]:
+    """Return weak references to all tensors, and where each lies in memory (`addresses_of`).
 
-    There is no loop in Python, unless somebody keeps numbers beside the tensors.
+    There is no loop in Python, unless tensors are sharded or somebody keeps numbers beside them.
     """
     try:
         tensors = list(itertools.chain.from_iterable(map(dict.values, state.values())))
-        devices = list(map(Tensor.get_device, tensors))
+        references = list(map(weakref.ref, tensors))
     except TypeError:
         states = [each for each in state.values() if isinstance(each, dict)]
         tensors = [value for each in states for value in each.values() if isinstance(value, Tensor)]
-        devices = list(map(Tensor.get_device, tensors))
-    return list(map(weakref.ref, tensors)), list(map(_BYTES, tensors)), list(map(_DTYPE, tensors)), devices
+        references = list(map(weakref.ref, tensors))
+    return references, addresses_of(tensors)
 
 
 def _kinds(state: State) -> list[Any]:
