@@ -11,8 +11,11 @@ def is_of_triton(error: Exception) -> bool:
     """Whether Triton, or a part of it, cannot be imported: it is absent, older or newer than needed, or broken.
 
     An error that Triton's own files raise, as for a library that cannot be loaded, may be of any class. Any other error
-    is Triton's if the module that cannot be imported, or that lacks an attribute, is Triton's.
+    is Triton's if the module that cannot be imported, or that lacks an attribute, is Triton's, or the file that this
+    Python cannot read.
     """
+    if isinstance(error, SyntaxError) and "triton" in Path(error.filename or "").parts:
+        return True
     missing = error.name if isinstance(error, ImportError) else getattr(getattr(error, "obj", None), "__name__", None)
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(map(_is_triton, (missing, *(frame.f_globals.get("__name__") for frame in frames))))
