@@ -9,8 +9,11 @@ user of that Hub. What a notebook shows may not depend on the machine: no path, 
 from __future__ import annotations
 
 import argparse
+import functools
+import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -41,7 +44,7 @@ def executed(path: Path, environment: Mapping[str, str]) -> NotebookNode:
         # the word that they would be prettier with another package.
         quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "OMP_NUM_THREADS": "1"}
         quiet["PYTHONWARNINGS"] = "ignore:IProgress not found"
-        quiet |= dict.fromkeys(("IPYTHONDIR", "MPLCONFIGDIR", "XDG_CACHE_HOME"), folder)
+        quiet |= {**dict.fromkeys(("IPYTHONDIR", "XDG_CACHE_HOME"), folder), "MPLCONFIGDIR": _fonts().name}
         resources = {"metadata": {"path": folder}}
         options = {
             "timeout": 300,
@@ -56,6 +59,15 @@ def executed(path: Path, environment: Mapping[str, str]) -> NotebookNode:
     for cell in code_cells(notebook):
         cell.outputs = [output for output in map(_plain, cell.outputs) if output.get("text") != ""]
     return notebook
+
+
+@functools.cache
+def _fonts() -> tempfile.TemporaryDirectory:
+    """A folder with Matplotlib's list of fonts: where making it takes long, a notebook would say so."""
+    folder = tempfile.TemporaryDirectory()
+    command = [sys.executable, "-c", "import matplotlib.font_manager"]
+    subprocess.run(command, env={**os.environ, "MPLCONFIGDIR": folder.name}, capture_output=True, check=True)
+    return folder
 
 
 def _plain(output: NotebookNode) -> NotebookNode:
