@@ -48,16 +48,17 @@ def put_inside(state, key, value):
     state[key].data = value
 
 
+@pytest.mark.parametrize("place", [torch.clone, torch.detach], ids=["elsewhere", "in its own memory"])
 @pytest.mark.parametrize("put", [put_another, put_inside])
 @pytest.mark.parametrize("name, key", [("up.weight", "momentum_buffer"), ("up.bias", "exp_avg")])
-def test_state_that_is_replaced_by_one_of_another_size_is_refused(kernel, name, key, put):
+def test_state_that_is_replaced_by_one_of_another_size_is_refused(kernel, name, key, put, place):
     """torch's kernel for AdamW would write beyond its end."""
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
     take_steps(optimizer, params, [0])
     state = optimizer.state[params[name]]
     sound = state[key].data
-    put(state, key, sound[:-1].clone())
+    put(state, key, place(sound[:-1]))
     before = {other: p.detach().clone() for other, p in params.items()}
     for _ in range(2):
         set_gradients(params, 1)
@@ -66,6 +67,18 @@ def test_state_that_is_replaced_by_one_of_another_size_is_refused(kernel, name, 
     assert all(torch.equal(p, before[other]) for other, p in params.items())
     put(state, key, sound)
     optimizer.step()
+
+
+@pytest.mark.parametrize("name, key", [("up.weight", "momentum_buffer"), ("up.bias", "exp_avg")])
+def test_state_that_is_read_as_integers_is_refused(kernel, name, key):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, [0])
+    tensor = optimizer.state[params[name]][key]
+    tensor.data = tensor.data.view(torch.int32)
+    set_gradients(params, 1)
+    with pytest.raises((TypeError, ValueError), match=f"{key}.*int32|int32.*{key}"):
+        optimizer.step()
 
 
 @pytest.mark.parametrize("name, key", [("up.weight", "momentum_buffer"), ("up.bias", "exp_avg")])

@@ -45,8 +45,8 @@ def check_gradients(premises: Premises, gradients: Gradients, groups: Sequence[G
         columns = tuple([column[i] for i in present] for column in columns)
     _, _, shapes, dtypes, tensors = columns
     # The usual case: with `map` no Python code runs for each gradient.
-    found = list(map(_DTYPE, tensors))
-    dtypes_fit = found == dtypes or all(each in _readable_beside(dtype) for dtype, each in set(zip(dtypes, found)))
+    as_read = list(map(_DTYPE, tensors))
+    dtypes_fit = as_read == dtypes or all(each in _readable_beside(dtype) for dtype, each in set(zip(dtypes, as_read)))
     as_parameters = list(map(_SHAPE, tensors)) == shapes and dtypes_fit
     if not sharded and as_parameters and set(map(_LAYOUT, tensors)) <= {torch.strided}:
         return []

@@ -28,7 +28,7 @@ class Premises:
         self.device_types = {p.device.type for p in params}
         self._names = [name for group in groups for name, _ in named_parameters(group)]
         self._laid_out = laid_out(params)
-        self._addresses = addresses_of(params)
+        self._places = places_of(params)
         self._routes = {p: (group["use_muon"], reason_of(group)) for group in groups for p in group["params"]}
         self._frozen = _frozen(params, absent)
         self._settings = _settings_of(groups)
@@ -74,19 +74,19 @@ class Premises:
 
     def have_moved(self, params: Sequence[Tensor]) -> bool:
         """Return whether any of these parameters lies elsewhere in memory than it did."""
-        return self._addresses != addresses_of(params)
+        return self._places != places_of(params)
 
     def remember_places(self, params: Sequence[Tensor]) -> None:
         """Take where these parameters lie in memory as their places from now on."""
-        self._addresses = addresses_of(params)
+        self._places = places_of(params)
 
 
-def addresses_of(tensors: Sequence[Tensor]) -> list[int]:
-    """Return where the local part of each tensor lies in memory, 0 for parts that are not plain tensors."""
+def places_of(tensors: Sequence[Tensor]) -> list[int]:
+    """Return where the local part of each tensor lies: its address, or its device's number if it is no plain tensor."""
     if _PLAIN.issuperset(map(type, tensors)):
         return list(map(Tensor.data_ptr, tensors))
     parts = map(local_part, tensors)
-    return [part.data_ptr() if type(part) in _PLAIN else 0 for part in parts]
+    return [part.data_ptr() if type(part) in _PLAIN else part.get_device() for part in parts]
 
 
 def _frozen(params: Sequence[Tensor], absent: Collection[int]) -> set[int]:

@@ -25,7 +25,9 @@ from ..plan.plan import State
 from ..plan.process_groups import Ranks
 from ..plan.shards import check_blocks
 from ..rules.momentum import dequantized, quantized
-from .premises import addresses_of
+from .premises import places_of
+
+_BYTES, _DTYPE = operator.attrgetter("nbytes"), operator.attrgetter("dtype")
 
 
 def checked_parameters(
@@ -89,12 +91,12 @@ class KnownState:
     """The state of all parameters that was checked last: whose it is, and what kind of tensors it has.
 
     Every step compares it, because nothing tells when somebody removes or replaces some of it. References are weak, so
-    nobody keeps tensors that are replaced. A tensor that lies elsewhere in memory, as after `.data = other`, or whose
-    memory was freed, counts as replaced: kernels would read and write behind the end of a smaller one.
+    nobody keeps tensors that are replaced. Of changes inside of a tensor, as by `.data`, those of its place, bytes and
+    dtype are noticed: kernels would read and write behind the end of a smaller one, or of freed memory.
     """
 
     def __init__(self, state: State):
-        self._tensors, self._kinds = _references_and_addresses(state), _kinds(state)
+        self._tensors, self._kinds = _references_and_contents(state), _kinds(state)
 
     def holds(self, state: State, groups: Sequence[Group]) -> bool:
         """Return whether `state` is of the same parameters in the same order, with tensors of the same kind.
@@ -102,29 +104,28 @@ class KnownState:
         What else wrappers keep there does not matter. It remembers the tensors that it has compared, and looks at each
         of them only if some were replaced since. Raises ValueError if those share memory (`check_memory`).
         """
-        (known, before), (references, addresses) = self._tensors, _references_and_addresses(state)
-        if addresses == before and all(map(operator.is_, references, known)):  # almost always
+        (known, *before), (references, *now) = self._tensors, _references_and_contents(state)
+        if now == before and all(map(operator.is_, references, known)):  # almost always
             return True
         if _kinds(state) != self._kinds:
             return False
         check_memory(groups, state)
-        self._tensors = references, addresses
+        self._tensors = references, *now
         return True
 
 
-def _references_and_addresses(state: State) -> tuple[list[weakref.ref], list[int]]:
-    """Return weak references to all tensors, and where each lies in memory (`addresses_of`).
+def _references_and_contents(state: State) -> tuple[list[weakref.ref], list[int], list[int], list[torch.dtype]]:
+    """Return weak references to all tensors, and of each where it lies (`places_of`), its bytes and its dtype.
 
-    There is no loop in Python, unless tensors are sharded or somebody keeps numbers beside them.
+    There is no loop in Python, unless tensors are sharded or somebody keeps other things beside them.
     """
     try:
         tensors = list(itertools.chain.from_iterable(map(dict.values, state.values())))
-        references = list(map(weakref.ref, tensors))
-    except TypeError:
-        states = [each for each in state.values() if isinstance(each, dict)]
-        tensors = [value for each in states for value in each.values() if isinstance(value, Tensor)]
-        references = list(map(weakref.ref, tensors))
-    return references, addresses_of(tensors)
+    except TypeError:  # somebody keeps a number beside the states
+        tensors = [value for each in state.values() if isinstance(each, dict) for value in each.values()]
+    if not all(issubclass(kind, Tensor) for kind in set(map(type, tensors))):
+        tensors = [value for value in tensors if isinstance(value, Tensor)]
+    return list(map(weakref.ref, tensors)), places_of(tensors), list(map(_BYTES, tensors)), list(map(_DTYPE, tensors))
 
 
 def _kinds(state: State) -> list[Any]:
