@@ -172,21 +172,6 @@ def test_matrices_sorted_by_keller_jordan_are_found(kernel):
     assert found == {"b.weight": 1, "d.weight": 2, "a.weight": 3, "c.weight": 4}
 
 
-def test_rates_of_timm_are_imported(kernel):
-    _, state_dict, source, _, _ = timm_case()
-    state_dict["param_groups"][0]["initial_lr"] = 0.04
-    _, optimizer = fresh(kernel)
-    kernel.import_state(optimizer, state_dict, source)
-    assert [group["initial_lr"] for group in optimizer.param_groups] == [0.04, 0.01]
-    del state_dict["param_groups"][0]["fallback_lr_scale"]  # as older versions save it
-    state_dict["param_groups"][0]["adamw_lr"] = 0.02
-    kernel.import_state(optimizer, state_dict, source)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.02, 0.01]
-    state_dict["param_groups"][0]["fallback_lr_scale"] = 0.0  # the rest stands still, there and here
-    kernel.import_state(optimizer, state_dict, source)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.02, 0.0]
-
-
 @pytest.mark.parametrize("flatten, conv_mode", [(True, "flatten"), (False, "batched")])
 def test_dions_flatten_is_a_way_to_see_convolutions(kernel, flatten, conv_mode):
     """Without it a file says nothing of convolutions."""
@@ -196,16 +181,6 @@ def test_dions_flatten_is_a_way_to_see_convolutions(kernel, flatten, conv_mode):
     _, optimizer = fresh(kernel, conv_mode="batched")
     kernel.import_state(optimizer, state_dict, source)
     assert optimizer.param_groups[0]["conv_mode"] == conv_mode
-
-
-def test_imported_rates_are_what_parameters_move_by(kernel):
-    """Whatever ratio this optimizer was made with."""
-    _, state_dict, source, _, _ = timm_case()
-    optimizer = kernel.Muon(named_parameters().items(), lr=0.5, adamw_lr=0.125)
-    notes = kernel.import_state(optimizer, state_dict, source)
-    assert [group["lr_factor"] for group in optimizer.param_groups] == [1.0, 1.0]
-    assert "group 1: lr_factor=0.25 of this optimizer became 1, as lr is the source's rate" in notes
-    assert not any("lr_factor" in note for note in kernel.import_state(optimizer, state_dict, source))
 
 
 def test_imported_state_is_a_complete_copy(kernel):

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from tests.support.published_muons import CASES, fresh, keller_jordan_case
+from tests.support.published_muons import CASES, MATRICES, fresh, keller_jordan_case
 from tests.support.small_model import named_parameters
 
 
@@ -33,6 +33,8 @@ def names_for(source):
         ("timm", 0, "muon", "eps"),
         ("motif", 0, "muon", "momentum"),
         ("moonlight", 0, "muon", "momentum"),
+        ("moonlight", 0, "muon", "ns_steps"),
+        ("moonlight", 0, "adamw", "adamw_betas"),
         ("dion", 0, "muon", "mu"),
         ("dion", 0, "muon", "epsilon"),
         ("dion", 0, "muon", "adjust_lr"),
@@ -42,15 +44,28 @@ def names_for(source):
 def test_a_group_without_what_its_source_always_has_is_refused(kernel, case, number, branch, key):
     _, state_dict, source, *_ = CASES[case]()
     del state_dict["param_groups"][number][key]
-    words = (
-        f"^group {number} of the state of source='{source}' has no {key}, which it needs for parameters of {branch}$"
-    )
+    need = f"has no {key}, which it needs for parameters of {branch}"
+    words = f"^group {number} of the state of source='{source}' {need}(: it looks|$)"
     refused(kernel, state_dict, source, ValueError, words, **names_for(source))
+
+
+@pytest.mark.parametrize("source, lacking", [("timm", "nesterov"), ("moonlight", "adamw_betas, wd")])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_a_file_of_no_muon_is_refused_even_before_its_first_step(kernel, kind, source, lacking):
+    """It has no state that would not fit, and names stand for the branches that such a file does not have."""
+    params = named_parameters()
+    if kind is torch.optim.SGD:
+        lacking = {"timm": "ns_coefficients, ns_steps, eps", "moonlight": "ns_steps, wd"}[source]
+        params = {name: params[name] for name in MATRICES}
+    state_dict = kind(params.values(), lr=0.1).state_dict()
+    optimizer = kernel.Muon(params.items())
+    with pytest.raises(ValueError, match=f"^group 0 of the state of source='{source}' has no .*{lacking}, which"):
+        kernel.import_state(optimizer, state_dict, source, names=list(params))
 
 
 def test_a_file_of_another_source_is_told_by_what_its_groups_lack(kernel):
     _, state_dict, *_ = keller_jordan_case()
-    words = "^group 0 of the state of source='timm' has no nesterov, .* it looks like 'keller_jordan'"
+    words = "^group 1 of the state of source='timm' has no ns_coefficients, .* it looks like 'keller_jordan'"
     refused(kernel, state_dict, "timm", ValueError, words)
 
 
@@ -89,6 +104,36 @@ def test_a_flag_of_several_values_is_refused(kernel):
     _, state_dict, source, *_ = CASES["motif"]()
     state_dict["param_groups"][0]["nesterov"] = torch.zeros(3)
     refused(kernel, state_dict, source, TypeError, r"^nesterov of group 0 of .* must not be a tensor of shape \(3,\)")
+
+
+@pytest.mark.parametrize("key", ["use_fallback", "nesterov", "eps", "ns_steps"])
+def test_a_setting_without_a_value_is_refused(kernel, key):
+    _, state_dict, source, *_ = CASES["timm"]()
+    state_dict["param_groups"][0][key] = torch.zeros((), device="meta")
+    words = rf"^{key} of group 0 of .* must (not be a tensor of shape \(\)|be a number.* got \(\).*) on meta"
+    refused(kernel, state_dict, source, (TypeError, ValueError), words, **names_for(source))
+
+
+def test_a_choice_of_several_values_is_refused(kernel):
+    _, state_dict, source, *_ = CASES["timm"]()
+    state_dict["param_groups"][0]["use_fallback"] = torch.zeros(3)
+    refused(
+        kernel, state_dict, source, TypeError, r"^use_fallback of group 0 of .* must not be a tensor of shape \(3,\)"
+    )
+
+
+def test_names_in_a_tensor_are_refused(kernel):
+    _, state_dict, source, *_ = CASES["timm"]()
+    for names in (torch.zeros(5), torch.zeros(5, device="meta"), torch.zeros(())):
+        refused(kernel, state_dict, source, TypeError, "^names must be a list of the names", names=names)
+
+
+@pytest.mark.parametrize("wrong", [True, 7j, torch.tensor(7j), torch.tensor(True)], ids=str)
+def test_a_count_that_is_no_real_number_is_refused(kernel, wrong):
+    _, state_dict, source, *_ = CASES["motif"]()
+    state_dict["state"][2]["step"] = wrong
+    words = r"wte\.weight needs tensors as state and a number as step, the source has step="
+    refused(kernel, state_dict, source, ValueError, words)
 
 
 def test_a_tensor_under_a_key_of_the_users_own_is_noted(kernel):

@@ -103,7 +103,7 @@ def test_groups_with_one_decay_each_keep_this_optimizers_where_it_has_one_for_bo
     adamw = trained_by_adamw(by_decay(params, named=False), params)
     optimizer = kernel.Muon(clones(params).items(), weight_decay=0.3)
     notes = kernel.import_state(optimizer, adamw.state_dict(), "adamw")
-    assert "group 1: weight_decay is 0.2 and 0.0 in the source" in notes
+    assert "group 1: weight_decay stays 0.3, because parameters of this group have 0.2 and 0.0 in the source" in notes
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.3]
 
 
@@ -112,9 +112,13 @@ def test_a_scheduler_goes_on_from_its_base_rate_in_adamws_part_alone(kernel):
     adamw = trained_by_adamw(one_group(params), params)
     torch.optim.lr_scheduler.LambdaLR(adamw, lambda step: 0.5)
     optimizer = kernel.Muon(clones(params).items(), lr=0.02)
-    kernel.import_state(optimizer, adamw.state_dict(), "adamw")
-    assert optimizer.param_groups[1]["initial_lr"] == SETTINGS["lr"]
-    assert "initial_lr" not in optimizer.param_groups[0]
+    notes = kernel.import_state(optimizer, adamw.state_dict(), "adamw")
+    muon, rest = optimizer.param_groups
+    assert rest["lr_factor"] * rest["initial_lr"] == pytest.approx(SETTINGS["lr"], rel=1e-15)
+    assert "initial_lr" not in muon and rest["lr"] == muon["lr"] == 0.02
+    assert any(
+        note.startswith("group 0: the source has an initial_lr for other groups, and none here") for note in notes
+    )
 
 
 def test_averages_of_ascent_keep_their_sign(kernel):

@@ -47,9 +47,12 @@ notes = optimizer.import_state(opt, saved, "timm")
 ```
 
 `saved` is the state dict of the optimizer there. Momentum, AdamW's state and the settings of groups are taken over, and
-`notes` are sentences about what was not. `python -m examples.convert_checkpoint --help` says how to convert a file
-without a training script, from the names and shapes of the parameters alone; it runs in a clone after `make build`. For
-a file without names give `import_state` the argument `names`, the names of the parameters in the file's order.
+`notes` are sentences about what was not. The [FAQ](faq.md#how-do-i-load-a-checkpoint-of-another-optimizer) says how a
+schedule goes on. For a file without names give `import_state` the argument `names`, the names of the parameters in the
+file's order.
+
+`python -m examples.convert_checkpoint --help` says how to convert a file without a training script, from the names and
+shapes of the parameters alone; it runs in a clone after `make build`.
 
 `python -m tools.pages.migration` makes these pages from `tests/support/migrations`; every line is a test of
 `tests/wrappers/test_migration.py`.

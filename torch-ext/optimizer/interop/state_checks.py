@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from reprlib import repr as shortened
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
+from ..kernels.tracing import lacks_values
 from ..parameters.setting_values import plain_number_or_tensor
 from .state_sources import Source, known_keys
 
@@ -16,33 +17,35 @@ _NUMBERS |= {"muon_beta2", "safety_factor", "fallback_lr_scale", "adamw_lr"}
 _OPTIONAL = {"fallback_lr_scale", "adamw_lr"}
 
 
-def check_groups(
-    what: str, groups: Sequence[Mapping[str, Any]], entries: Sequence[Any], source: Source, advice: str = ""
-) -> None:
-    """Raise ValueError or TypeError for a group that lacks a key its source always has, or has values of another kind.
-
-    `what` names the file in errors, and `advice` follows what is lacking; `entries` are the file's parameters, with a
-    `group` and a `branch`.
-    """
-    branches: dict[int, set[Optional[str]]] = {}
-    for entry in entries:
-        branches.setdefault(id(entry.group), set()).add(entry.branch)
+def check_settings(what: str, groups: Sequence[Mapping[str, Any]], source: Source) -> None:
+    """Raise ValueError or TypeError for a setting of another kind than in the source; `what` names the file."""
     for number, group in enumerate(groups):
-        place = f"group {number} of {what}"
-        for branch, needed in source.needed.items():
-            lacking = [key for key in needed if key not in group and branch in branches.get(id(group), ())]
-            if lacking:
-                need = f"{', '.join(lacking)}, which it needs for parameters of {branch}"
-                raise ValueError(f"{place} has no {need}{advice}")
         for key in known_keys(source):
             if key in group:
-                _check_value(f"{key} of {place}", key, group[key])
+                _check_value(f"{key} of group {number} of {what}", key, group[key])
+
+
+def check_needed(
+    what: str, groups: Sequence[Mapping[str, Any]], pairs: Iterable[tuple[Any, Any]], source: Source, advice: str = ""
+) -> None:
+    """Raise ValueError if a group of the file lacks a key that its source always has.
+
+    `what` names the file in errors, and `advice` follows what is lacking; `pairs` are a parameter with its `branch`,
+    and its entry in the file with the `group` there.
+    """
+    numbers = {id(group): number for number, group in enumerate(groups)}
+    for parameter, entry in pairs:
+        lacking = [key for key in source.needed.get(parameter.branch, ()) if key not in entry.group]
+        if lacking:
+            need = f"{', '.join(lacking)}, which it needs for parameters of {parameter.branch}"
+            raise ValueError(f"group {numbers[id(entry.group)]} of {what} has no {need}{advice}")
 
 
 def _check_value(text: str, key: str, value: Any) -> None:
     if key in _NUMBERS and not (value is None and key in _OPTIONAL):
         plain_number_or_tensor(text, value)
-    elif isinstance(value, Tensor) and value.numel() != 1:  # it is neither true nor false
-        raise TypeError(f"{text} must not be a tensor of shape {tuple(value.shape)}, got {shortened(value)}")
+    elif isinstance(value, Tensor) and (value.numel() != 1 or lacks_values(value)):  # it is neither true nor false
+        kind = f"a tensor of shape {tuple(value.shape)} on {value.device}"
+        raise TypeError(f"{text} must not be {kind}, got {shortened(value)}")
     if key == "safety_factor" and value == 0:
         raise ValueError(f"{text} must be above 0, got {value}")

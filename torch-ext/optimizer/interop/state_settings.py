@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Collection, Sequence
 
 from ..parameters.groups import LENGTHS, other_meanings
+from .state_rates import imported_rates
 from .state_sources import Settings, Source, branch_by_flag, translated
 
 
 def merged_groups(
-    groups: Sequence[Settings], pairs: Sequence[tuple[Any, Any]], source: Source
+    groups: Sequence[Settings], pairs: Sequence[tuple[Any, Any]], source: Source, cut_off: Collection[int]
 ) -> tuple[list[Settings], list[str]]:
     """Return `groups` with the settings that they get from the source, and notes on the others.
 
-    `pairs` are a parameter of a group and its entry in the source; both have a `group`.
+    `pairs` are a parameter of a group and its entry in the source; both have a `group`. `cut_off` are the numbers of
+    the groups that routing has cut from the matrices before them.
     """
-    merged, notes = [], []
+    changes, notes = [], []
     for i, group in enumerate(groups):
         # Groups of the source are compared by identity, since they hold tensors.
         by_id = {id(entry.group): entry.group for parameter, entry in pairs if parameter.group is group}
-        changes, group_notes = _merged_settings(group, list(by_id.values()), source)
-        merged.append({key: x for key, x in {**group, **changes}.items() if key != LENGTHS})
+        group_changes, group_notes = _merged_settings(group, list(by_id.values()), source)
+        changes.append(group_changes)
         notes += [f"group {i}: {note}" for note in group_notes]
-    return merged, notes
+    changes, rate_notes = imported_rates(groups, changes, cut_off)
+    merged = [
+        {key: value for key, value in {**group, **new}.items() if key != LENGTHS} for group, new in zip(groups, changes)
+    ]
+    return merged, notes + rate_notes + _missing_bases(merged, changes)
+
+
+def _missing_bases(merged: Sequence[Settings], changes: Sequence[Settings]) -> list[str]:
+    """Return a note if a scheduler's `initial_lr` came from the source for some groups only, as from AdamW's file."""
+    lacking = [str(i) for i, group in enumerate(merged) if "initial_lr" not in group]
+    if not lacking or not any("initial_lr" in new for new in changes):
+        return []
+    return [
+        f"group {', '.join(lacking)}: the source has an initial_lr for other groups, and none here. A scheduler with a "
+        "last_epoch needs one in every group"
+    ]
 
 
 def _merged_settings(group: Settings, source_groups: Sequence[Settings], source: Source) -> tuple[Settings, list[str]]:
@@ -33,7 +50,9 @@ def _merged_settings(group: Settings, source_groups: Sequence[Settings], source:
     for key in dict.fromkeys(key for settings, _ in translations for key in settings):
         values = [settings.get(key) for settings, _ in translations]
         if any(bool(value != values[0]) for value in values):
-            notes.append(f"{key} is {' and '.join(map(str, values))} in the source")
+            kept = f"stays {group[key]!r}" if key in group else "is not set"
+            unlike = " and ".join(dict.fromkeys(map(str, values)))
+            notes.append(f"{key} {kept}, because parameters of this group have {unlike} in the source")
         elif key in meanings:
             notes.append(f"{key}={values[0]!r} of the source is not taken: here {meanings[key]}")
         elif key in group or key == "initial_lr":
@@ -42,10 +61,6 @@ def _merged_settings(group: Settings, source_groups: Sequence[Settings], source:
             notes.append(f"{key}={values[0]!r} of the source is not a setting here")
     for text in dict.fromkeys(text for _, lost in translations for text in lost):
         notes.append(f"{text} of the source has no counterpart")
-    if "lr" in changes:
-        if group["lr_factor"] != 1:
-            notes.append(f"lr_factor={group['lr_factor']} of this optimizer became 1, as lr is the source's rate")
-        changes["lr_factor"] = 1.0  # the source's lr is the full rate of its parameters
     if group["decay_mode"] == "corrected" and changes.get("lr", group["lr"]) != group["lr"]:
         notes.append(f"decay_lr, which is not in the source, stays {group['decay_lr']}")
     if source_groups and branch == "muon":

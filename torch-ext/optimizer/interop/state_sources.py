@@ -192,7 +192,7 @@ SOURCES = {
         _NUMBERED_MOMENTS,
         branch_of=_moonlight_branch,
         constants=dict(ns_coefficients="original", adjust_lr_fn="match_rms_adamw", eps=1e-7),
-        needed={"muon": ("momentum",)},
+        needed={"muon": ("momentum", "ns_steps", "wd"), "adamw": ("adamw_betas", "wd")},
         sums=True,
     ),
     # https://github.com/microsoft/dion, dion/muon.py, 0a059a4

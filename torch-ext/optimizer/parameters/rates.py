@@ -60,10 +60,16 @@ def fallback_rate(changed: Group, settings: Group, default_adamw_lr: Optional[Nu
         rate = default_adamw_lr
     if rate is None or "lr_factor" in changed:
         return lr, factor
+    ratio = ratio_of(rate, lr)
+    return (rate, 1.0) if ratio is None else (lr, ratio)
+
+
+def ratio_of(rate: Number, lr: Number) -> Optional[float]:
+    """Return `rate / lr`, or None if there is no such number: `rate` is a tensor, or `lr` is 0 or nearly so."""
     now = float(lr)
     if isinstance(rate, Tensor) or not now or math.isinf(rate / now):
-        return rate, 1.0
-    return lr, rate / now
+        return None
+    return rate / now
 
 
 def fallback_decay(changed: Group, settings: Group, default_adamw_weight_decay: Optional[Number]) -> Number:

@@ -1,0 +1,137 @@
+"""Which entry of another optimizer's file belongs to which parameter, and whether its state fits."""
+
+from __future__ import annotations
+
+from numbers import Real
+from reprlib import repr as shortened
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
+
+import torch
+from torch import Tensor
+
+from ..parameters.groups import listed, names_of
+from ..parameters.names import bare_name, repeated
+from ..parameters.state import MOMENTS
+from .state_sources import Settings, Source
+
+_BRANCHES = ("muon", "adamw")
+# State that does not have the parameter's shape; loading checks it.
+_OTHERWISE = ("step", "variance_neuron")
+
+
+class Entry(NamedTuple):
+    """One parameter in a state dict; `branch` is None if it never had a gradient and nothing else shows the branch."""
+
+    key: Union[int, str]
+    name: Optional[str]
+    branch: Optional[str]
+    group: Settings
+    state: Mapping[str, Any]
+    shape: tuple[int, ...] = ()  # set only for parameters of the optimizer into which state is imported
+
+
+def entries_of(state_dict: Mapping[str, Any], branch_of: Callable[..., Optional[str]]) -> list[Entry]:
+    """Return the parameters of a state dict in its order."""
+    entries = []
+    for group in state_dict["param_groups"]:
+        names = names_of(group) if "param_names" in group else group.get("names") or [None] * len(group["params"])
+        for key, name in zip(group["params"], names):
+            state = state_dict["state"].get(key, {})
+            if not isinstance(state, Mapping):
+                raise TypeError(f"the state of parameter {key} must be a dict, got {shortened(state)}")
+            state = dict(state)
+            branch = branch_of(group, state)
+            state.pop("use_muon", None)  # timm and Moonlight store the branch there
+            if state and branch == "adamw" and "step" not in state and "step" in group:  # dion counts steps by group
+                state["step"] = group["step"]
+            # Distributed checkpoints have names in place of positions.
+            entries.append(Entry(key, key if isinstance(key, str) else name, branch, group, state))
+    return entries
+
+
+def matched(
+    parameters: list[Entry], entries: list[Entry], source: Source
+) -> tuple[list[tuple[Entry, Entry]], list[Entry], list[str]]:
+    """Return pairs of parameter and entry (by name, then by order), parameters without an entry, and all problems."""
+    known = [entry for entry in entries if entry.name is not None]
+    pairs, strangers = _matched_by_name(parameters, known)
+    unmatched, problems = [], [f"{entry.name} of the source is not here, or comes twice" for entry in strangers]
+    twice = {*repeated(entry.name for entry in known), *repeated(parameter.name for parameter in parameters)}
+    problems += [
+        f"several parameters are called {name}: names have to tell them apart. Construct this optimizer from "
+        f'module.named_parameters(prefix="..."), and pass `names` of the source'
+        for name in sorted(twice & {entry.name for entry in known})
+    ]
+    named = {parameter.key for parameter, _ in pairs}
+    unclear = {str(entry.branch) for entry in entries if entry.name is None} - set(_BRANCHES)
+    if unclear:
+        problems.append(f"the branch of parameters without a name is unclear in the source: {', '.join(unclear)}")
+    for branch in _BRANCHES:
+        rest = [parameter for parameter in parameters if parameter.branch == branch and parameter.key not in named]
+        unnamed = [entry for entry in entries if entry.branch == branch and entry.name is None]
+        if not unnamed:
+            unmatched += rest
+        elif len(rest) != len(unnamed):
+            meet = f"{len(rest)}: {listed([parameter.name for parameter in rest])}"
+            problems.append(
+                f"the source has {len(unnamed)} {branch} parameters without names, this optimizer {meet}. Pass names, "
+                "those of the source in its order, and route as the source does, with is_muon or use_muon"
+            )
+        else:
+            if source.sorts and any(map(_other_shapes, rest, unnamed)):
+                rest = sorted(rest, key=lambda parameter: parameter.shape, reverse=True)
+            pairs += zip(rest, unnamed)
+    return pairs, unmatched, problems + [text for pair in pairs for text in _misfits(*pair, source)]
+
+
+def _matched_by_name(
+    parameters: Sequence[Entry], entries: Sequence[Entry]
+) -> tuple[list[tuple[Entry, Entry]], list[Entry]]:
+    """Return pairs of parameter and entry, and the entries without a parameter.
+
+    Whole names are compared first, then names without the components of wrappers: PEFT's `original_module` and
+    `modules_to_save` differ only in these.
+    """
+    pairs, rest = [], list(entries)
+    for key in str, bare_name:
+        taken = {parameter.key for parameter, _ in pairs}
+        by_name = {key(parameter.name): parameter for parameter in parameters if parameter.key not in taken}
+        found = [(by_name.pop(key(entry.name), None), entry) for entry in rest]
+        pairs += [(parameter, entry) for parameter, entry in found if parameter is not None]
+        rest = [entry for parameter, entry in found if parameter is None]
+    return pairs, rest
+
+
+def _misfits(parameter: Entry, entry: Entry, source: Source) -> list[str]:
+    if entry.branch not in (parameter.branch, None):
+        return [f"{parameter.name} belongs to {entry.branch} in the source, and to {parameter.branch} here"]
+    wanted = set(source.state[parameter.branch].values())
+    unused = source.unused if parameter.branch == "muon" else frozenset()
+    if entry.state and set(entry.state) - unused != wanted:
+        return [f"{parameter.name} needs the state {', '.join(sorted(wanted))}, got {', '.join(sorted(entry.state))}"]
+    values = {key: value for key, value in sorted(entry.state.items()) if key in wanted}
+    wrong = [f"{key}={shortened(value)}" for key, value in values.items() if not _is_value(key, value)]
+    if wrong:
+        return [f"{parameter.name} needs tensors as state and a number as step, the source has {', '.join(wrong)}"]
+    if entry.state and MOMENTS in parameter.state and MOMENTS not in source.state[parameter.branch]:
+        return [
+            f"{parameter.name} needs the state {', '.join(parameter.state)}, got {', '.join(wanted)}: construct the "
+            "optimizer with second_moment='none', and set it in its groups after the import"
+        ]
+    other_shapes = _other_shapes(parameter, entry).items()
+    return [
+        f"{parameter.name} is {parameter.shape} here, its {key} in the source {shape}" for key, shape in other_shapes
+    ]
+
+
+def _is_value(key: str, value: Any) -> bool:
+    """Whether a value of a state is a tensor, or the step a number or a tensor of numbers."""
+    if key == "step" and not isinstance(value, Tensor):  # as in old files
+        return isinstance(value, Real) and not isinstance(value, bool)
+    return isinstance(value, Tensor) and (key != "step" or not (value.is_complex() or value.dtype == torch.bool))
+
+
+def _other_shapes(parameter: Entry, entry: Entry) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of state tensors that differ from the parameter's and should not."""
+    shapes = {key: tuple(value.shape) for key, value in entry.state.items() if isinstance(value, Tensor)}
+    return {key: shape for key, shape in shapes.items() if key not in _OTHERWISE and shape != parameter.shape}
