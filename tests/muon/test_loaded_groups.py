@@ -1,6 +1,7 @@
 """Groups of a saved state: tensors that groups share, names that decide which state is whose, and lost settings."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -64,3 +65,50 @@ def test_corrected_decay_without_its_rate_is_refused(kernel):
     for group in saved["param_groups"]:
         group["decay_lr"] = 0.02
     optimizer.load_state_dict(saved)
+
+
+def test_settings_that_a_file_replaces_are_a_warning_before_anything_changes(kernel):
+    params = named_parameters()
+    resumed = kernel.Muon(params.items(), momentum_dtype="bfloat16", nesterov=False, lr=0.5, weight_decay=0.5)
+    before = copy.deepcopy(resumed.state_dict()["param_groups"])
+    saved = kernel.Muon(params.items()).state_dict()
+    words = r"settings replace .*: nesterov=True for False, momentum_dtype=None for 'bfloat16'\. Where you meant"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match=words):
+            resumed.load_state_dict(saved)
+    assert resumed.state_dict()["param_groups"] == before
+    with pytest.warns(UserWarning, match=words) as raised:
+        resumed.load_state_dict(saved)
+    assert len(raised) == 1 and raised[0].filename == __file__
+    assert all(group["nesterov"] and group["momentum_dtype"] is None for group in resumed.param_groups)
+
+
+def test_what_schedulers_change_is_no_news_in_a_file(kernel):
+    def trained(steps):
+        optimizer = kernel.Muon(params.items(), lr=0.1, adamw_lr=0.05 / (1 + steps))
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=9)  # cycles momentum, too
+        for seed in range(steps):
+            take_steps(optimizer, params, [seed])
+            scheduler.step()
+        return optimizer
+
+    params = named_parameters()
+    saved = trained(3).state_dict()
+    resumed = trained(0)
+    assert saved["param_groups"][0]["momentum"] != resumed.param_groups[0]["momentum"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resumed.load_state_dict(saved)
+
+
+def test_a_file_of_torchs_muon_brings_its_settings_without_a_warning(kernel):
+    """Its settings are why it is loaded: another optimizer's run goes on."""
+    p = Parameter(torch.randn(8, 8))
+    source = torch.optim.Muon([p], nesterov=False)
+    optimizer = kernel.Muon([("w", p)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.load_state_dict(source.state_dict())
+        kernel.import_state(kernel.Muon([("w", p)]), source.state_dict())
+    assert not optimizer.param_groups[0]["nesterov"]

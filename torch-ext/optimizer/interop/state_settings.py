@@ -25,8 +25,10 @@ def merged_groups(
         changes.append(group_changes)
         notes += [f"group {i}: {note}" for note in group_notes]
     changes, rate_notes = imported_rates(groups, changes, cut_off)
+    # Without the keys by which a load knows a file of this package, whose settings it would announce.
     merged = [
-        {key: value for key, value in {**group, **new}.items() if key != LENGTHS} for group, new in zip(groups, changes)
+        {key: value for key, value in {**group, **new}.items() if key not in (LENGTHS, "state_format")}
+        for group, new in zip(groups, changes)
     ]
     return merged, notes + rate_notes + _missing_bases(merged, changes)
 

@@ -15,7 +15,7 @@ from .groups import listed, loaded_group, named_parameters, names_of
 from .names import bare_name
 from .saved_forms import check_form, rounding
 from .saved_values import check_values
-from .settings import SCHEDULED, Group
+from .settings import SCHEDULED, SETTINGS, Group
 from .state import BUFFER, KEYS
 
 # The source of files that this package saved.
@@ -35,6 +35,8 @@ _SIGNS: Sequence[tuple[str, tuple[set[str], ...]]] = (
     ("torch", ({"ns_coefficients"},)),
     ("adamw", ({"exp_avg_sq"},)),
 )
+# Settings whose loss is no news: files of every optimizer bring rates and decay, and some schedulers cycle the others.
+_BROUGHT_BY_ALL = {*SCHEDULED, "lr_factor", "decay_lr", "momentum", "adamw_betas"}
 # Names that this package made for parameters without names.
 MADE_UP = re.compile(r"(param|unnamed)_\d+")
 
@@ -155,13 +157,34 @@ def _only_there_and_here(here: Mapping[str, Place], there: Mapping[str, Place]) 
 def loaded_groups(
     groups: Sequence[dict[str, Any]], saved: Sequence[dict[str, Any]], state: Mapping[Tensor, Any]
 ) -> list[dict[str, Any]]:
-    """Return `loaded_group` for each group and the saved one in the same place; raises the same errors."""
+    """Return `loaded_group` for each group and the saved one in the same place; raises the same errors.
+
+    Warns of settings that replace others, such as new ones in a script that resumes an old run, unless the file says
+    that another package wrote them.
+    """
     loaded, first = [], 0
     for group, saved_group in zip(groups, saved):
         loaded.append(loaded_group(group, saved_group, state, first))
         first += len(group["params"])
     _share_numbers_(loaded, groups)
+    ours = [pair for pair, saved_group in zip(zip(groups, loaded), saved) if "state_format" in saved_group]
+    _warn_of_replaced_settings(ours)
     return loaded
+
+
+def _warn_of_replaced_settings(pairs: Sequence[tuple[Group, Group]]) -> None:
+    """Warn of settings that differ between groups and the loaded ones that take their places."""
+    texts = dict.fromkeys(
+        f"{key}={new[key]!r} for {old[key]!r}"
+        for old, new in pairs
+        for key in SETTINGS
+        if key not in _BROUGHT_BY_ALL and new[key] != old[key]
+    )
+    if texts:
+        warn_user(
+            f"the file's settings replace those of this optimizer: {listed(list(texts), 6)}. Where you meant to change "
+            "a setting, set it in param_groups after loading"
+        )
 
 
 def _share_numbers_(loaded: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]]) -> None:
