@@ -3,6 +3,7 @@
 import copy
 import io
 import re
+import warnings
 from fractions import Fraction
 
 import numpy as np
@@ -67,6 +68,20 @@ def test_nearest_weight_decay_wins(kernel, group, constructor, expected):
         muons, adamws = kernel.Muon([both], **constructor).param_groups
         assert adamws["weight_decay"] == expected
         assert muons["weight_decay"] == group.get("weight_decay", constructor.get("weight_decay", 0.1))
+
+
+@pytest.mark.parametrize("key, stronger", [("adamw_lr", "lr"), ("adamw_weight_decay", "weight_decay")])
+def test_an_argument_for_adamw_that_no_group_takes_is_a_warning(kernel, key, stronger):
+    p, bias = Parameter(torch.ones(8, 8)), Parameter(torch.ones(8))
+    matrices, rest = {"params": [("w", p)], "use_muon": True}, {"params": [("b", bias)], stronger: 0.1}
+    with pytest.warns(UserWarning, match=f"^{key}=0.5 does nothing for these groups: all .* have their own {stronger}"):
+        kernel.Muon([matrices, rest], **{key: 0.5})
+    taken = [rest, {"params": [("c", p)]}], [("w", p), ("b", bias)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for params in taken:
+            kernel.Muon(params, **{key: 0.5})
+        kernel.Muon([matrices, rest])
 
 
 def test_adamws_parameters_decay_by_their_own_weight_decay(kernel):

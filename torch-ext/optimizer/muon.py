@@ -19,7 +19,7 @@ from .explain import Explanation, brief, explanation_of
 from .kernels.autocast import autocasts, without_autocast
 from .kernels.user_warnings import warn_user
 from .learning_rate import UPDATE_RMS, Adjustment
-from .parameters.advice import advice, idle_is_muon, idle_keys, routed, same_names
+from .parameters.advice import advice, idle_adamw_arguments, idle_is_muon, idle_keys, routed, same_names
 from .parameters.argument_checks import (
     check_closure,
     check_is_dict,
@@ -286,7 +286,7 @@ class Muon(Optimizer):
         self._refresh()
         lines = same_names(self.param_groups, self.param_groups) + idle_keys(self.param_groups)
         lines += ([] if is_muon is None else idle_is_muon(params)) + plain_parts(self.param_groups)
-        lines += idle_exchange(exchange)
+        lines += idle_exchange(exchange) + idle_adamw_arguments(params, self.defaults)
         for line in advice(routed(self.param_groups, self._reasons)) + lines:
             warn_user(line)
         self._is_made = True

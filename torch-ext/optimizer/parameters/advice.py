@@ -121,6 +121,21 @@ def idle_is_muon(params: Sequence[Any]) -> list[str]:
     ]
 
 
+def idle_adamw_arguments(params: Sequence[Any], defaults: Group) -> list[str]:
+    """Return a line for each argument for AdamW that no group takes, because each has a value of its own.
+
+    `params` are what the user passed, `defaults` the arguments.
+    """
+    mixed = [group for group in params if not isinstance(group, dict) or pop_branch_(dict(group)) != "muon"]
+    return [
+        f"{key}={defaults[key]} does nothing for these groups: all that may have parameters for AdamW have their own "
+        f"{stronger}. Write {key} into them, or leave their {stronger} out"
+        for key, stronger in (("adamw_lr", "lr"), ("adamw_weight_decay", "weight_decay"))
+        if defaults[key] is not None and mixed
+        if all(isinstance(group, dict) and stronger in group for group in mixed)
+    ]
+
+
 def same_names(groups: Sequence[Group], added: Sequence[Group]) -> list[str]:
     """Return a line if a parameter of the `added` ones among `groups` has the name of another; made-up ones may."""
     added_names = {name for group in added for name in names_of(group)}

@@ -8,7 +8,6 @@ import itertools
 from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ..iteration import default_work_dtype
@@ -17,11 +16,12 @@ from ..parameters.matrices import view_in_group
 from ..parameters.settings import COMPARED_AT_EVERY_STEP, PLANNED, Group, multiplier_in_group
 from ..parameters.state import BUFFER
 from .layout import Layout, layout_of, local_part, runs_of
-from .process_groups import Ranks, explaining_timeouts, gathered, group_of, this_rank
+from .process_groups import Ranks, this_rank
 from .runs import length
 
-# Between the pieces of a line, so that an error can leave out what two lines have in common. No name has it.
-BETWEEN = "\x1f"
+# Between the pieces of a line and the lines of a text, so that an error can leave out what two have in common. No name
+# has these.
+BETWEEN, BETWEEN_LINES = "\x1f", "\x1e"
 
 
 class RankSets(NamedTuple):
@@ -48,11 +48,11 @@ class Terms(NamedTuple):
     digest: str  # of the common line and the lines
 
     def settings(self, groups: Sequence[Group]) -> str:
-        """Return one line with the settings that schedulers and users may change between steps, and with `failed`."""
-        of_groups = {number: str(_live_settings(groups[number])) for number, _ in self.group_positions}
+        """Return the settings that schedulers and users may change between steps, and `failed`, as lines of a text."""
+        of_groups = {number: BETWEEN.join(_shown(_live_settings(groups[number]))) for number, _ in self.group_positions}
         # Ranks may have divided the same parameters into other groups, so neighbours with equal settings are counted.
         runs = itertools.groupby(of_groups[number] for number, _ in self.group_positions)
-        return "; ".join((*(f"{len(list(run))} with {text}" for text, run in runs), self.failed))
+        return BETWEEN_LINES.join((self.failed, *(f"{len(list(run))}{BETWEEN}{text}" for text, run in runs)))
 
     def with_settings(self, groups: Sequence[Group]) -> list[str]:
         """Return all lines. Those of parameters include the settings that may change between steps."""
@@ -163,36 +163,6 @@ def _copies(parameters: Sequence[_Shared]) -> Iterator[RankSets]:
         yield RankSets(here, in_order, part, counterweight(in_order[part]))
 
 
-def difference_of_lines(ranks: Ranks, lines: Sequence[str], device: torch.device, names: str) -> str:
-    """Return which of `ranks` is the first whose `lines` differ from those of the first rank, and in which line.
-
-    Collective: all ranks must call it, and only if their lines are not all equal. If a rank does not come, the error
-    names the parameters `names`.
-    """
-    digests = gathered(hashlib.sha256("\n".join(lines).encode()).digest(), ranks, device, "plans", names)
-    odd = ranks[next(i for i, digest in enumerate(digests) if digest != digests[0])]
-    group = group_of(ranks, names)
-    with explaining_timeouts("plans", names):
-        plans = [_broadcast(lines, rank, group, device) for rank in (ranks[0], odd)]
-    first, other = _difference(*plans)
-    return f"ranks disagree about what they update: rank {ranks[0]} has {first}, rank {odd} has {other}"
-
-
-def _difference(*plans: Sequence[str]) -> list[str]:
-    """Return of each plan the first line that is another one there, without the pieces that both lines have.
-
-    The first pieces stay: they name a parameter. If these differ, as for another order, they are all that is returned;
-    unless the second plan has that parameter elsewhere, with other settings.
-    """
-    first, second = ([line.split(BETWEEN) for line in plan] for plan in plans)
-    pairs = itertools.zip_longest(first, second, fillvalue=["nothing more"])
-    one, other = next(pair for pair in pairs if pair[0] != pair[1])
-    other = next((line for line in second if line[0] == one[0] and line != one), other)
-    heads, *rest = itertools.zip_longest(one, other, fillvalue="nothing more")
-    differing = [pair for pair in rest if pair[0] != pair[1]] if heads[0] == heads[1] else []
-    return [": ".join(filter(None, (head, ", ".join(pieces)))) for head, *pieces in zip(heads, *differing)]
-
-
 def _state_of(p: Tensor, state: Mapping[Tensor, Mapping[str, Tensor]]) -> str:
     """Return what ranks compare of a parameter's state: that it has none, or the dtype that momentum was loaded in."""
     if p.is_meta or p in state:
@@ -245,10 +215,3 @@ def _live_settings(group: Group) -> dict[str, Any]:
         for key, value in values.items()
         if not isinstance(value, Tensor) or value.device.type == "cpu"
     }
-
-
-def _broadcast(lines: Sequence[str], rank: int, group: dist.ProcessGroup, device: torch.device) -> list[str]:
-    """Return the lines of `rank`, on all ranks of the group."""
-    boxed: list[Optional[list[str]]] = [list(lines)]
-    dist.broadcast_object_list(boxed, src=rank, group=group, device=device)
-    return boxed[0]

@@ -17,8 +17,9 @@ from torch import Tensor
 from ..kernels.host_copy import HostCopy
 from ..parameters.groups import listed
 from ..parameters.settings import Group
+from ..plan.differences import difference_of_lines, difference_of_settings
 from ..plan.process_groups import Ranks, all_reduce_sum_, gathered, this_rank
-from ..plan.terms import RankSets, Terms, difference_of_lines
+from ..plan.terms import RankSets, Terms
 from ..rules.scaling import GradientScaling
 
 _GIVE_ZEROS = " for their parts: give them zeros before the step, p.grad = torch.zeros_like(p)"
@@ -140,10 +141,8 @@ class Meeting:
             return self._in_words(statements)
         if sums.settings:
             first, odd = _first_difference(statements, lambda statement: statement.settings)
-            return (
-                f"ranks had different settings for {self._names}: rank {first} had {statements[first].settings}, rank "
-                f"{odd} had {statements[odd].settings}"
-            )
+            names, *had = difference_of_settings(self.terms, *(statements[rank].settings for rank in (first, odd)))
+            return f"ranks had different settings for {names}: rank {first} had {had[0]}, rank {odd} had {had[1]}"
         if sums.scales:
             first, odd = _first_difference(statements, lambda statement: statement.grad_scale)
             one, other = (statements[rank].grad_scale for rank in (first, odd))
