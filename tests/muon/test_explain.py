@@ -132,6 +132,18 @@ def test_the_state_is_as_large_as_said(kernel, case):
     assert said["frozen.weight"] == 0 and min(said[name] for name in said if name != "frozen.weight") > 0
 
 
+def test_imported_momentum_is_as_large_as_said(kernel):
+    """It keeps its dtype, whatever that of the parameter."""
+    source = Parameter(torch.ones(8, 16))
+    muon = torch.optim.Muon([source])
+    source.grad = torch.ones(8, 16)
+    muon.step()
+    optimizer = kernel.Muon([("up.weight", Parameter(source.detach().bfloat16()))])
+    kernel.import_state(optimizer, muon.state_dict())
+    (row,) = optimizer.explain()
+    assert row.state_bytes == sum(t.nbytes for state in optimizer.state.values() for t in state.values()) == 8 * 16 * 4
+
+
 def test_a_branch_without_parameters_has_no_state(kernel):
     optimizer = kernel.Muon([("up.weight", Parameter(torch.ones(8, 16)))])
     assert "0 (0 elements) by AdamW" in str(optimizer.explain())

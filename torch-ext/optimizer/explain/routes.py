@@ -73,7 +73,7 @@ def explanation_of(
                 kernel = FALLBACKS[group["fallback"]].kernel
                 row = Route(name, tuple(p.shape), group["fallback"], reason, kernel=kernel)
             kept = state.get(p, {})
-            rows.append(_in_group(row, p, group, frozen=not kept and not p.is_meta))
+            rows.append(_in_group(row, p, group, kept))
             held += sum(local_part(value).nbytes for value in kept.values() if isinstance(value, Tensor))
     lines = [
         *map(str, plan.exchanges),
@@ -154,8 +154,9 @@ def _such_as(names: Sequence[str]) -> str:
     return f"{len(names)} parameters, such as {names[0]}," if len(names) > 1 else names[0]
 
 
-def _in_group(row: Route, p: Tensor, group: Group, frozen: bool) -> Route:
-    """Return the row completed by the current settings of the parameter's group."""
+def _in_group(row: Route, p: Tensor, group: Group, kept: Mapping[str, Tensor]) -> Route:
+    """Return the row completed by the current settings of the parameter's group, and by the state `kept` for it."""
+    frozen = not kept and not p.is_meta
     kernel = row.kernel + _decay_of(group)
     if has_remainder(p, group):
         kernel += ", float32 in two halves"
@@ -164,7 +165,11 @@ def _in_group(row: Route, p: Tensor, group: Group, frozen: bool) -> Route:
         kernel=kernel,
         lr=effective_lr(group),
         weight_decay=None if keeps_norm(group) else shown_number(group["weight_decay"]),
-        state_bytes=sum(math.prod(kind.shape or ()) * kind.dtype.itemsize for kind in tensors.values()),
+        # Momentum that was loaded or imported keeps its dtype.
+        state_bytes=sum(
+            math.prod(kind.shape or ()) * (kept[key].dtype if key in kept else kind.dtype).itemsize
+            for key, kind in tensors.items()
+        ),
         flops=None if frozen else row.flops,
     )
 
