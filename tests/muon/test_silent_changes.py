@@ -81,21 +81,32 @@ def test_state_that_is_read_as_integers_is_refused(kernel, name, key):
         optimizer.step()
 
 
-@pytest.mark.parametrize("name, key", [("up.weight", "momentum_buffer"), ("up.bias", "exp_avg")])
-def test_state_whose_memory_is_freed_is_refused_until_it_is_back(kernel, name, key):
-    """As by what gives the memory of an optimizer to another model for a while."""
+def parameter(optimizer, p):
+    return p
+
+
+def momentum(optimizer, p):
+    return optimizer.state[p]["momentum_buffer" if p.ndim > 1 else "exp_avg"]
+
+
+@pytest.mark.parametrize("left", [0, 16])
+@pytest.mark.parametrize("of", [parameter, momentum])
+@pytest.mark.parametrize("name", ["up.weight", "up.bias"])
+def test_freed_memory_is_refused_until_it_is_back(kernel, name, of, left):
+    """As by what gives the memory of a model or of its optimizer to another model for a while."""
     params, twins = named_parameters(), named_parameters()
     optimizer, twin = kernel.Muon(params.items()), kernel.Muon(twins.items())
     take_steps(optimizer, params, [0])
-    tensor = optimizer.state[params[name]][key]
-    values, memory = tensor.clone(), tensor.untyped_storage()
+    tensor = of(optimizer, params[name])
+    values, memory = tensor.detach().clone(), tensor.untyped_storage()
     size = memory.size()
-    memory.resize_(0)
+    memory.resize_(left)
     set_gradients(params, 1)
-    with pytest.raises(ValueError, match=f"the memory of state {key} of {name} was freed"):
+    with pytest.raises(ValueError, match=f"the memory of .*{name} was freed, {left} of {size} bytes are there"):
         optimizer.step()
     memory.resize_(size)
-    tensor.copy_(values)
+    with torch.no_grad():
+        tensor.copy_(values)
     optimizer.step()
     take_steps(twin, twins, [0, 1])
     assert all(map(torch.equal, params.values(), twins.values()))

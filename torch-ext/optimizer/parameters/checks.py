@@ -134,8 +134,7 @@ def check_distinct(named: Sequence[tuple[str, Tensor]], states: Sequence[tuple[s
 
     That is certain if a parameter comes twice, if two tensors begin at one element, or if one begins inside another
     without gaps. It also raises for a tensor that may have several elements at one place, since the kernels refuse to
-    write such a one, and for a state whose memory was freed. `named` are parameters, and `states` tensors of their
-    states.
+    write such a one. `named` are parameters, and `states` tensors of their states.
     """
     spans_by_storage: dict[int, list[_Span]] = {}
     names: dict[Tensor, str] = {}
@@ -153,12 +152,22 @@ def check_distinct(named: Sequence[tuple[str, Tensor]], states: Sequence[tuple[s
                 raise ValueError(_shared(one, other))
 
 
+def check_backed(name: str, x: Tensor) -> None:
+    """Raise ValueError if a plain tensor with elements has lost its memory, or the end of it, as by `resize_`."""
+    if type(x) not in (Tensor, Parameter) or x.is_meta or not x.numel():
+        return
+    needed = x.element_size() * (x.storage_offset() + extent(x).elements)
+    if x.untyped_storage().size() < needed:
+        raise ValueError(
+            f"the memory of {name} was freed, {x.untyped_storage().size()} of {needed} bytes are there: give it back, "
+            "with its values, before the step"
+        )
+
+
 def _add_span_(spans: dict[int, list[_Span]], name: str, x: Tensor, is_state: bool) -> None:
     """Add the span of a plain tensor with elements, by its storage; ValueError if it cannot be written."""
     if type(x) not in (Tensor, Parameter) or x.is_meta or not x.numel():
         return
-    if is_state and not x.untyped_storage().size():
-        raise ValueError(f"the memory of {name} was freed: give it back, with its values, before the step")
     reach = extent(x)
     if not reach.distinct:
         cure = "Put" if is_state else "Give the parameter that it was expanded from, or"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ..parameters.checks import check_distinct, check_dtypes, check_norm, check_parameter
+from ..parameters.checks import check_backed, check_distinct, check_dtypes, check_norm, check_parameter
 from ..parameters.groups import named_parameters
 from ..parameters.matrices import view_in_group
 from ..parameters.momentum_blocks import block_axes
@@ -50,14 +50,14 @@ def checked_parameters(
 
 
 def check_memory(groups: Sequence[Group], state: Mapping[Tensor, Any]) -> None:
-    """Raise ValueError if a step would change an element of parameters with a state, or of states, more than once."""
+    """Raise ValueError if a step would change an element of parameters or states more than once, or freed memory."""
     named = _with_state(groups, state)
+    kept = ((name, key, value) for name, p in named for key, value in state.get(p, {}).items())
     states = [
-        (f"state {key} of {name}", local_part(value))
-        for name, p in named
-        for key, value in state.get(p, {}).items()
-        if key in KEYS and isinstance(value, Tensor)
+        (f"state {key} of {name}", local_part(x)) for name, key, x in kept if key in KEYS and isinstance(x, Tensor)
     ]
+    for name, x in [(name, local_part(p)) for name, p in named if p.grad is not None] + states:
+        check_backed(name, x)
     check_distinct([(name, local_part(p)) for name, p in named], states)
 
 
