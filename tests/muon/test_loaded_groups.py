@@ -72,7 +72,7 @@ def test_settings_that_a_file_replaces_are_a_warning_before_anything_changes(ker
     resumed = kernel.Muon(params.items(), momentum_dtype="bfloat16", nesterov=False, lr=0.5, weight_decay=0.5)
     before = copy.deepcopy(resumed.state_dict()["param_groups"])
     saved = kernel.Muon(params.items()).state_dict()
-    words = r"settings replace .*: nesterov=True for False, momentum_dtype=None for 'bfloat16'\. Where you meant"
+    words = r"settings replace .*: nesterov=True instead of False, momentum_dtype=None instead of 'bfloat16'\. To keep"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(UserWarning, match=words):
@@ -84,9 +84,23 @@ def test_settings_that_a_file_replaces_are_a_warning_before_anything_changes(ker
     assert all(group["nesterov"] and group["momentum_dtype"] is None for group in resumed.param_groups)
 
 
+def test_a_setting_in_another_form_is_the_same(kernel):
+    params = named_parameters()
+    saved = kernel.Muon(params.items(), momentum_dtype="bfloat16", ns_dtype=torch.float32).state_dict()
+    optimizer = kernel.Muon(params.items())
+    for group in optimizer.param_groups:
+        group.update(momentum_dtype=torch.bfloat16, ns_dtype="float32", expert_keys=list(group["expert_keys"]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.load_state_dict(saved)
+
+
 def test_what_schedulers_change_is_no_news_in_a_file(kernel):
     def trained(steps):
-        optimizer = kernel.Muon(params.items(), lr=0.1, adamw_lr=0.05 / (1 + steps))
+        changed = dict(weight_decay=0.1 * steps, decay_lr=0.1 + steps, adamw_betas=(0.9, 0.9 + 0.01 * steps))
+        groups = [{"params": list(params.items()), "decay_mode": "corrected", **changed}]
+        optimizer = kernel.Muon(groups, lr=0.1, adamw_lr=0.1)
+        optimizer.param_groups[1]["lr_factor"] = 1 / (1 + steps)
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=9)  # cycles momentum, too
         for seed in range(steps):
             take_steps(optimizer, params, [seed])

@@ -72,16 +72,21 @@ def test_nearest_weight_decay_wins(kernel, group, constructor, expected):
 
 @pytest.mark.parametrize("key, stronger", [("adamw_lr", "lr"), ("adamw_weight_decay", "weight_decay")])
 def test_an_argument_for_adamw_that_no_group_takes_is_a_warning(kernel, key, stronger):
-    p, bias = Parameter(torch.ones(8, 8)), Parameter(torch.ones(8))
-    matrices, rest = {"params": [("w", p)], "use_muon": True}, {"params": [("b", bias)], stronger: 0.1}
-    with pytest.warns(UserWarning, match=f"^{key}=0.5 does nothing for these groups: all .* have their own {stronger}"):
-        kernel.Muon([matrices, rest], **{key: 0.5})
-    taken = [rest, {"params": [("c", p)]}], [("w", p), ("b", bias)]
+    matrix, bias = ("w", Parameter(torch.ones(8, 8))), ("b", Parameter(torch.ones(8)))
+    matrices, routed = {"params": [matrix], "use_muon": True}, {"params": [matrix]}
+    own = [{"params": [bias], stronger: 0.1}, {"params": [bias], stronger: 0.1, key: 0.2}]
+    for group in own:
+        for first in (matrices, routed):
+            with pytest.warns(
+                UserWarning, match=f"^{key}=0.5 does nothing, because each group .* has its own {stronger}"
+            ):
+                kernel.Muon([first, group], **{key: 0.5})
+    taken = [own[0], {"params": [("c", Parameter(torch.ones(8)))]}], [matrix, bias], [{"params": [bias], key: 0.5}]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for params in taken:
+        for params in (*taken, [matrices], [{**own[0], stronger: 0.5}]):
             kernel.Muon(params, **{key: 0.5})
-        kernel.Muon([matrices, rest])
+        kernel.Muon([matrices, own[0]])
 
 
 def test_adamws_parameters_decay_by_their_own_weight_decay(kernel):

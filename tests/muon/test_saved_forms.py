@@ -158,5 +158,7 @@ def test_momentum_that_a_plain_file_has_is_not_told_of(kernel):
     optimizer.param_groups[0]["momentum_dtype"] = "float32"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", "the file's settings replace")  # they do, and that is another matter
+        warnings.filterwarnings(
+            "ignore", "the file's settings replace"
+        )  # momentum_dtype differs, which is another warning
         other.load_state_dict(optimizer.state_dict())

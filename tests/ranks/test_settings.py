@@ -13,6 +13,47 @@ import torch.distributed as dist
 from torch import nn
 
 
+def terms_of_three(kernel, failed="failed here: nothing"):
+    """Terms of a, b and c, each in a group of its own, with what `Terms.settings` reads."""
+    terms = kernel.plan.terms.Terms
+    unused = dict.fromkeys(terms._fields)
+    return terms(**{**unused, "failed": failed, "names": ("a", "b", "c"), "group_positions": ((0, 0), (1, 0), (2, 0))})
+
+
+def described(kernel, one, other, failed=("failed here: nothing",) * 2):
+    """What an error says of ranks 0 and 2 whose groups have the settings `one` and `other`, one dict for each group."""
+    plain = kernel.Muon([("w", nn.Parameter(torch.ones(8, 8)))], lr=0.1).param_groups[0]
+    texts = [
+        terms_of_three(kernel, line).settings([{**plain, **each} for each in groups])
+        for line, groups in zip(failed, (one, other))
+    ]
+    return kernel.plan.differences.difference_of_settings(terms_of_three(kernel), {0: texts[0], 2: texts[1]})
+
+
+def test_the_error_names_all_parameters_with_the_first_difference_and_nothing_else(kernel):
+    decays = [{"weight_decay": 0.1}, {"weight_decay": 0.0}, {"weight_decay": 0.0}]
+    moved = [{**each, "lr": 0.2} for each in decays]
+    words = "ranks had different settings for {}: rank 0 had 'lr': 0.1, rank 2 had 'lr': 0.2"
+    assert described(kernel, decays, moved) == words.format("a, b, c")
+    assert described(kernel, decays, [decays[0], *moved[1:]]) == words.format("b, c")
+    assert described(kernel, decays, [moved[0], decays[1], {**decays[2], "momentum": 0.5}]) == words.format("a")
+
+
+def test_the_error_tells_a_number_from_one_in_a_tensor_on_a_device(kernel):
+    elsewhere = {"lr": torch.zeros((), device="meta"), "weight_decay": 0.2}
+    assert described(kernel, [{}] * 3, [elsewhere] * 3).endswith(
+        "rank 0 had 'lr': 0.1, 'weight_decay': 0.1, rank 2 had 'weight_decay': 0.2, 'lr': in a tensor on its device"
+    )
+
+
+def test_the_error_tells_kernels_that_failed_from_settings(kernel):
+    failed = "failed here: nothing", "failed here: gemm"
+    assert described(kernel, [{}] * 3, [{}] * 3, failed) == (
+        "kernels for a, b, c failed their proof on one rank only: rank 0 has failed here: nothing, rank 2 has failed "
+        "here: gemm"
+    )
+
+
 @pytest.mark.parametrize("key", ["chunk_bytes", "chunks_in_flight", "ranks_per_matrix"])
 @pytest.mark.parametrize("value, error", [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)])
 def test_impossible_chunk_settings_raise(kernel, key, value, error):

@@ -286,7 +286,7 @@ class Muon(Optimizer):
         self._refresh()
         lines = same_names(self.param_groups, self.param_groups) + idle_keys(self.param_groups)
         lines += ([] if is_muon is None else idle_is_muon(params)) + plain_parts(self.param_groups)
-        lines += idle_exchange(exchange) + idle_adamw_arguments(params, self.defaults)
+        lines += idle_exchange(exchange) + idle_adamw_arguments(self.param_groups, self.defaults)
         for line in advice(routed(self.param_groups, self._reasons)) + lines:
             warn_user(line)
         self._is_made = True
@@ -511,8 +511,9 @@ class Muon(Optimizer):
 
         Functions, and settings that a saved group lacks (`torch.optim.Muon`'s lack many), stay as they are here, and
         momentum keeps its saved dtype. A group without `decay_mode`, such as torch's, also leaves `weight_decay` as it
-        is under independent decay, and `lr` under hyperball: they mean something else there. Raises ValueError or
-        TypeError, with nothing changed, if something does not fit. If memory runs out while it copies, neither `step`
+        is under independent decay, and `lr` under hyperball: they mean something else there. Warns of settings that the
+        file replaces, other than those that schedulers set. Raises ValueError or TypeError, with nothing changed, if
+        something does not fit. If memory runs out while it copies, neither `step`
         nor `state_dict` works until another load has succeeded.
         """
         check_is_dict(state_dict)

@@ -14,14 +14,7 @@ from ..parameters.groups import listed
 from ..parameters.state import REMAINDER
 from .state_checks import check_needed, check_settings
 from .state_matching import Entry, entries_of, matched
-from .state_order import (
-    given_groups,
-    given_parameters,
-    groups_cut_off,
-    names_in_order,
-    orders_that_may_differ,
-    shapes_by_group,
-)
+from .state_order import given_groups, given_parameters, names_in_order, orders_that_may_differ, shapes_by_group
 from .state_settings import merged_groups
 from .state_sources import SOURCES, Source, branch_by_flag, translated_state
 
@@ -42,10 +35,10 @@ def import_state(
     """Load another optimizer's `state_dict` into `optimizer` in place; return sentences about what was not imported.
 
     The state of the parameters and the settings of their groups are replaced, learning rates included. A group of AdamW
-    that has its rate as a ratio to Muon's `lr` gets Muon's new `lr`, and the source's ratio as `lr_factor`: the half of
-    a group that routing split, and a group with an `adamw_lr`. Every other group that the source has an `lr` for gets
-    it, with an `lr_factor` of 1. Tensors are copied; momentum keeps its dtype, unless this optimizer has it in 8 bits.
-    Lower halves of `master_weights` stay as they are.
+    that began with the `lr` of matrices, as the half of a split group does, shares theirs again, with the ratio of the
+    source's rates as `lr_factor`. Other groups, and those whose rates have no ratio, get the source's rate as their
+    `lr`, with an `lr_factor` of 1. Tensors are copied; momentum keeps its dtype, unless this optimizer has it in 8
+    bits. Lower halves of `master_weights` stay as they are.
 
     Args:
         source: `torch` (torch.optim.Muon), `timm` (with its AdamW or NAdamW), `keller_jordan` (any class of muon.py),
@@ -106,7 +99,7 @@ def import_state(
     check_needed(what, state_dict["param_groups"], pairs, known, advice)
     state = {parameter.key: parameter.state for parameter in kept}
     state |= {parameter.key: _new_state(parameter, entry, known) for parameter, entry in pairs if entry.state}
-    groups, notes = merged_groups(target["param_groups"], pairs, known, groups_cut_off(optimizer))
+    groups, notes = merged_groups(target["param_groups"], pairs, known)
     optimizer.load_state_dict({**target, "state": state, "param_groups": groups})
     return notes + _notes_on_kept([parameter.name for parameter in kept])
 
@@ -129,10 +122,8 @@ def _checked_entries(what: str, state_dict: Mapping[str, Any], source: Source) -
 
 
 def _named(entries: Sequence[Entry], names: Iterable[str]) -> list[Entry]:
-    given, names = (
-        names,
-        list(names) if isinstance(names, Iterable) and not isinstance(names, (str, Tensor)) else [None],
-    )
+    given, is_list = names, isinstance(names, Iterable) and not isinstance(names, (str, Tensor))
+    names = list(names) if is_list else [None]
     if not all(isinstance(name, str) for name in names):
         raise TypeError(f"names must be a list of the names of parameters, got {shortened(given)}")
     if len(names) != len(entries):

@@ -71,29 +71,12 @@ def given_groups(optimizer: Muon) -> dict[str, int]:
     numbers, number, last = {}, -1, -1  # the last place in the group before, if this one may be its other half
     for group in optimizer.param_groups:
         places = [order[p] for p in group["params"]]
-        says_branch = _says_branch(optimizer, group)
+        says_branch = all(optimizer._reasons[p] == reason_of(group) for p in group["params"])
         is_other_half = not says_branch and not group["use_muon"] and min(places, default=last) < last
         number += not is_other_half
         last = max(places, default=-1) if group["use_muon"] and not says_branch else -1
         numbers.update(dict.fromkeys(names_of(group), number))
     return numbers
-
-
-def groups_cut_off(optimizer: Muon) -> set[int]:
-    """Return the numbers of groups that routing has cut from the matrices in the group before, not the user."""
-    pairs = enumerate(zip(optimizer.param_groups, optimizer.param_groups[1:]), 1)
-    return {
-        number
-        for number, (matrices, rest) in pairs
-        if matrices["use_muon"] and not rest["use_muon"]
-        if not any(_says_branch(optimizer, group) for group in (matrices, rest))
-    }
-
-
-def _says_branch(optimizer: Muon, group: Mapping[str, Any]) -> bool:
-    """Whether a group chose the branch of its parameters itself; those that a wrapper put here count as chosen."""
-    reason = reason_of(group)
-    return all(optimizer._reasons.get(p, reason) == reason for p in group["params"])
 
 
 def orders_that_may_differ(pairs: Sequence[tuple[Any, Any]], given: Optional[Mapping[str, int]]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Sequence
+from typing import Any, Sequence
 
 from ..parameters.groups import LENGTHS, other_meanings
 from .state_rates import imported_rates
@@ -10,12 +10,11 @@ from .state_sources import Settings, Source, branch_by_flag, translated
 
 
 def merged_groups(
-    groups: Sequence[Settings], pairs: Sequence[tuple[Any, Any]], source: Source, cut_off: Collection[int]
+    groups: Sequence[Settings], pairs: Sequence[tuple[Any, Any]], source: Source
 ) -> tuple[list[Settings], list[str]]:
     """Return `groups` with the settings that they get from the source, and notes on the others.
 
-    `pairs` are a parameter of a group and its entry in the source; both have a `group`. `cut_off` are the numbers of
-    the groups that routing has cut from the matrices before them.
+    `pairs` are a parameter of a group and its entry in the source; both have a `group`.
     """
     changes, notes = [], []
     for i, group in enumerate(groups):
@@ -24,23 +23,34 @@ def merged_groups(
         group_changes, group_notes = _merged_settings(group, list(by_id.values()), source)
         changes.append(group_changes)
         notes += [f"group {i}: {note}" for note in group_notes]
-    changes, rate_notes = imported_rates(groups, changes, cut_off)
-    # Without the keys by which a load knows a file of this package, whose settings it would announce.
-    merged = [
-        {key: value for key, value in {**group, **new}.items() if key not in (LENGTHS, "state_format")}
-        for group, new in zip(groups, changes)
+    changes, rate_notes = imported_rates(groups, changes)
+    merged = [{**group, **new} for group, new in zip(groups, changes)]
+    notes += [*rate_notes, *_other_decay_rates(groups, merged), *_missing_bases(merged, changes)]
+    # Lengths are those from before the import, and a load warns of settings in files that have a `state_format`.
+    return [_without(group, LENGTHS, "state_format") for group in merged], notes
+
+
+def _without(group: Settings, *keys: str) -> Settings:
+    return {key: value for key, value in group.items() if key not in keys}
+
+
+def _other_decay_rates(groups: Sequence[Settings], merged: Sequence[Settings]) -> list[str]:
+    """Return a note for each group whose decay goes by its rate's ratio to a `decay_lr` of this optimizer."""
+    return [
+        f"group {i}: decay_lr, which is not in the source, stays {group['decay_lr']}"
+        for i, (group, new) in enumerate(zip(groups, merged))
+        if group["decay_mode"] == "corrected" and new["lr"] != group["lr"]
     ]
-    return merged, notes + rate_notes + _missing_bases(merged, changes)
 
 
 def _missing_bases(merged: Sequence[Settings], changes: Sequence[Settings]) -> list[str]:
-    """Return a note if a scheduler's `initial_lr` came from the source for some groups only, as from AdamW's file."""
+    """Return a note if only some groups have a scheduler's `initial_lr` after the import, as with AdamW's file."""
     lacking = [str(i) for i, group in enumerate(merged) if "initial_lr" not in group]
     if not lacking or not any("initial_lr" in new for new in changes):
         return []
     return [
-        f"group {', '.join(lacking)}: the source has an initial_lr for other groups, and none here. A scheduler with a "
-        "last_epoch needs one in every group"
+        f"group {', '.join(lacking)}: no initial_lr, which other groups have from the source. A scheduler that is made "
+        "with last_epoch needs one in every group"
     ]
 
 
@@ -63,8 +73,8 @@ def _merged_settings(group: Settings, source_groups: Sequence[Settings], source:
             notes.append(f"{key}={values[0]!r} of the source is not a setting here")
     for text in dict.fromkeys(text for _, lost in translations for text in lost):
         notes.append(f"{text} of the source has no counterpart")
-    if group["decay_mode"] == "corrected" and changes.get("lr", group["lr"]) != group["lr"]:
-        notes.append(f"decay_lr, which is not in the source, stays {group['decay_lr']}")
+    if "initial_lr" in changes and "lr" not in changes:
+        notes.append(f"initial_lr={changes.pop('initial_lr')!r} of the source is not taken, because its lr is not")
     if source_groups and branch == "muon":
         stated = {**source.settings["muon"], **source.constants}
         usual = "lr", "weight_decay", "momentum", "ns_coefficients", "ns_steps"

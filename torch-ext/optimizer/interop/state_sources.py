@@ -173,6 +173,7 @@ SOURCES = {
     "keller_jordan": Source(
         {"muon": _same("lr", "weight_decay", "momentum"), "adamw": _ADAMW},
         constants=dict(nesterov=True, ns_coefficients="original", ns_steps=5, eps=1e-7, adjust_lr_fn="original"),
+        needed={"muon": ("momentum",), "adamw": ("betas",)},
         sorts=True,
     ),
     # motif-technologies/optimizer on the Hub, muon.py
@@ -180,7 +181,7 @@ SOURCES = {
         {"muon": {**_SHARED, **_same("ns_steps")}, "adamw": _same("lr", "weight_decay", "adamw_betas", "adamw_eps")},
         _NUMBERED_MOMENTS,
         constants=dict(adjust_lr_fn="match_rms_adamw", eps=1e-7),
-        needed={"muon": ("momentum",)},
+        needed={"muon": ("momentum", "ns_steps"), "adamw": ("adamw_betas",)},
         sums=True,
     ),
     # https://github.com/MoonshotAI/Moonlight, examples/toy_train.py, c2ad5b2

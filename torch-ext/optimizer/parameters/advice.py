@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from operator import itemgetter
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from torch import Tensor
@@ -13,6 +14,7 @@ from .checkpoints import MADE_UP
 from .groups import listed, named_parameters, names_of, reason_of
 from .matrices import EXPERT_KEYS, is_stack
 from .names import bare_name, repeated
+from .rates import rate_of
 from .roles import ROLES
 from .routing import UNDECIDED
 from .settings import Group
@@ -121,19 +123,26 @@ def idle_is_muon(params: Sequence[Any]) -> list[str]:
     ]
 
 
-def idle_adamw_arguments(params: Sequence[Any], defaults: Group) -> list[str]:
-    """Return a line for each argument for AdamW that no group takes, because each has a value of its own.
+def idle_adamw_arguments(groups: Sequence[Group], defaults: Group) -> list[str]:
+    """Return a line for each argument for AdamW among `defaults` that no group of AdamW has taken.
 
-    `params` are what the user passed, `defaults` the arguments.
+    Tensors are left out, because reading one may wait for its device.
     """
-    mixed = [group for group in params if not isinstance(group, dict) or pop_branch_(dict(group)) != "muon"]
-    return [
-        f"{key}={defaults[key]} does nothing for these groups: all that may have parameters for AdamW have their own "
-        f"{stronger}. Write {key} into them, or leave their {stronger} out"
-        for key, stronger in (("adamw_lr", "lr"), ("adamw_weight_decay", "weight_decay"))
-        if defaults[key] is not None and mixed
-        if all(isinstance(group, dict) and stronger in group for group in mixed)
-    ]
+    numbers = {
+        "adamw_lr": ("lr, lr_factor or adamw_lr", rate_of),
+        "adamw_weight_decay": ("weight_decay or adamw_weight_decay", itemgetter("weight_decay")),
+    }
+    lines = []
+    for key, (stronger, number_of) in numbers.items():
+        value, here = defaults[key], [number_of(group) for group in groups if not group["use_muon"]]
+        if value is None or not here or any(isinstance(number, Tensor) for number in (value, *here)):
+            continue
+        if not any(math.isclose(value, number, rel_tol=1e-9) for number in here):
+            lines.append(
+                f"{key}={value} does nothing, because each group with parameters for AdamW has its own {stronger}: "
+                f"leave these out, or {key}"
+            )
+    return lines
 
 
 def same_names(groups: Sequence[Group], added: Sequence[Group]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import product
+from reprlib import repr as shortened
 from typing import Any, Iterator, Mapping, Optional, Sequence
 
 import torch
@@ -35,8 +36,8 @@ _SIGNS: Sequence[tuple[str, tuple[set[str], ...]]] = (
     ("torch", ({"ns_coefficients"},)),
     ("adamw", ({"exp_avg_sq"},)),
 )
-# Settings whose loss is no news: files of every optimizer bring rates and decay, and some schedulers cycle the others.
-_BROUGHT_BY_ALL = {*SCHEDULED, "lr_factor", "decay_lr", "momentum", "adamw_betas"}
+# Settings of which a load does not warn: every file brings rates and decay, and some schedulers cycle the others.
+_EXPECTED_TO_CHANGE = {*SCHEDULED, "lr_factor", "decay_lr", "momentum", "adamw_betas"}
 # Names that this package made for parameters without names.
 MADE_UP = re.compile(r"(param|unnamed)_\d+")
 
@@ -159,8 +160,8 @@ def loaded_groups(
 ) -> list[dict[str, Any]]:
     """Return `loaded_group` for each group and the saved one in the same place; raises the same errors.
 
-    Warns of settings that replace others, such as new ones in a script that resumes an old run, unless the file says
-    that another package wrote them.
+    Warns of settings that replace others, such as new ones in a script that resumes an old run, if this package wrote
+    the file.
     """
     loaded, first = [], 0
     for group, saved_group in zip(groups, saved):
@@ -175,16 +176,24 @@ def loaded_groups(
 def _warn_of_replaced_settings(pairs: Sequence[tuple[Group, Group]]) -> None:
     """Warn of settings that differ between groups and the loaded ones that take their places."""
     texts = dict.fromkeys(
-        f"{key}={new[key]!r} for {old[key]!r}"
+        f"{key}={shortened(new[key])} instead of {shortened(old[key])}"
         for old, new in pairs
         for key in SETTINGS
-        if key not in _BROUGHT_BY_ALL and new[key] != old[key]
+        if key not in _EXPECTED_TO_CHANGE and not _means(key, old[key], new[key])
     )
     if texts:
         warn_user(
-            f"the file's settings replace those of this optimizer: {listed(list(texts), 6)}. Where you meant to change "
-            "a setting, set it in param_groups after loading"
+            f"the file's settings replace those of this optimizer: {', '.join(texts)}. To keep yours, set them in "
+            "param_groups after loading"
         )
+
+
+def _means(key: str, value: Any, plain: Any) -> bool:
+    """Whether a setting in a group, which its user may have written in another form, has this plain value."""
+    try:
+        return value == plain or SETTINGS[key].check(key, value) == plain
+    except (TypeError, ValueError, RuntimeError):  # a value that no step would take
+        return False
 
 
 def _share_numbers_(loaded: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]]) -> None:

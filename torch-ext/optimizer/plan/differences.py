@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from typing import Optional, Sequence
+from typing import Mapping, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -51,24 +51,32 @@ def _broadcast(lines: Sequence[str], rank: int, group: dist.ProcessGroup, device
     return boxed[0]
 
 
-def difference_of_settings(terms: Terms, one: str, other: str) -> tuple[str, str, str]:
-    """Return whose settings differ first in two texts of `Terms.settings`, and what each text has that differs."""
-    (failed, *lines), (failed_there, *lines_there) = (text.split(BETWEEN_LINES) for text in (one, other))
-    of_each = list(zip(terms.names, _of_each(lines), _of_each(lines_there)))
-    differing = [(here, there) for _, here, there in of_each if here != there]
+def difference_of_settings(terms: Terms, settings: Mapping[int, str]) -> str:
+    """Return a text that says how the `Terms.settings` of two ranks, which are unlike, differ."""
+    ranks, texts = zip(*settings.items())
+    (failed, *lines), (failed_there, *lines_there) = (text.split(BETWEEN_LINES) for text in texts)
+    differing = [
+        (name, _only_in(here, there), _only_in(there, here))
+        for name, here, there in zip(terms.names, _of_each(lines), _of_each(lines_there))
+        if here != there
+    ]
     if not differing:
-        return listed(terms.names), failed, failed_there
-    here, there = differing[0]
-    names = [name for name, *pair in of_each if pair == [here, there]]
-    return listed(names), _only_in(here, there), _only_in(there, here)
+        return (
+            f"kernels for {listed(terms.names)} failed their proof on one rank only: rank {ranks[0]} has {failed}, "
+            f"rank {ranks[1]} has {failed_there}"
+        )
+    _, *had = differing[0]
+    names = listed([name for name, *pieces in differing if pieces == had])
+    return f"ranks had different settings for {names}: rank {ranks[0]} had {had[0]}, rank {ranks[1]} had {had[1]}"
 
 
-def _only_in(settings: Sequence[str], others: Sequence[str]) -> str:
-    # What one rank alone has as a number on a GPU is compared by no text of its.
-    return ", ".join(text for text in settings if text not in others) or "a number on its device in its place"
+def _only_in(settings: Mapping[str, str], others: Mapping[str, str]) -> str:
+    """Return the settings that are not the same in `others`. A number in a tensor on a GPU is in neither of them."""
+    keys = [key for key in {**settings, **others} if settings.get(key) != others.get(key)]
+    return ", ".join(f"{key}: {settings.get(key, 'in a tensor on its device')}" for key in keys)
 
 
-def _of_each(lines: Sequence[str]) -> list[list[str]]:
+def _of_each(lines: Sequence[str]) -> list[dict[str, str]]:
     """Return the settings of each parameter, from lines that have one for each run of equal ones, and its length."""
     runs = [line.split(BETWEEN) for line in lines]
-    return [settings for count, *settings in runs for _ in range(int(count))]
+    return [dict(text.split(": ", 1) for text in settings) for count, *settings in runs for _ in range(int(count))]

@@ -141,8 +141,7 @@ class Meeting:
             return self._in_words(statements)
         if sums.settings:
             first, odd = _first_difference(statements, lambda statement: statement.settings)
-            names, *had = difference_of_settings(self.terms, *(statements[rank].settings for rank in (first, odd)))
-            return f"ranks had different settings for {names}: rank {first} had {had[0]}, rank {odd} had {had[1]}"
+            return difference_of_settings(self.terms, {rank: statements[rank].settings for rank in (first, odd)})
         if sums.scales:
             first, odd = _first_difference(statements, lambda statement: statement.grad_scale)
             one, other = (statements[rank].grad_scale for rank in (first, odd))
