@@ -61,9 +61,12 @@ def test_the_class_for_parameters_without_names_gives_vocabularies_to_adamw(kern
     assert [row.branch for row in rows] == ["muon", "adamw"] and [row.shape for row in rows] == [(8, 8), (50, 8)]
 
 
-@pytest.mark.parametrize("page, count", [("faq", 6), ("distributed", 3), ("momentum", 1)])
+@pytest.mark.parametrize("page, count", [("faq", 7), ("distributed", 3), ("momentum", 1)])
 def test_a_pages_python_runs(kernel, repository, names, tmp_path, page, count):
     names.update(optimizer=kernel, fully_shard=fully_shard, folder=tmp_path / "checkpoint")
+    adamw = torch.optim.AdamW(names["model"].named_parameters())
+    step({**names, "opt": adamw})
+    names.update(saved=adamw.state_dict(), steps=2, schedule=lambda step: 1 / (1 + step))
     page = blocks((repository / f"docs/{page}.md").read_text())
     assert len(page) == count
     for block in page:

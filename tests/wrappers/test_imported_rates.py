@@ -1,5 +1,8 @@
 """After an import each parameter moves by the rate that the source has for it, and so it does under a scheduler."""
 
+from functools import partial
+
+import numpy as np
 import pytest
 import torch
 
@@ -65,7 +68,9 @@ def under_one_rate(optimizer, lr):
 def test_each_rate_is_the_sources_however_often_it_is_imported(kernel, make, bases):
     optimizer = make(kernel)
     for _ in range(2):
-        assert imported(kernel, optimizer, **bases) == []
+        notes = imported(kernel, optimizer, **bases)
+        assert all("other places of their schedules" in note for note in notes)
+        assert len(notes) == (1 if bases and make is not groups_with_rates else 0)
         assert rates(optimizer) == pytest.approx([MUON, ADAMW], **ROUNDED)
 
 
@@ -114,6 +119,44 @@ def test_a_schedule_goes_on_where_the_source_was(kernel, make, steps):
         assert len({group["lr"] for group in optimizer.param_groups}) == 1
 
 
+SCHEDULERS = {
+    "lambda": partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda step: 1 / (1 + step)),
+    "cosine": partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=9),
+    "exponential": partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5),
+    "warmup and cosine": lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
+        optimizer,
+        [
+            torch.optim.lr_scheduler.LinearLR(optimizer, 0.25, total_iters=3),
+            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=6),
+        ],
+        milestones=[3],
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("steps", [2, 5])
+def test_a_scheduler_that_has_caught_up_goes_on_as_those_of_the_source(kernel, scheduler, steps):
+    """As the FAQ says."""
+    params, schedule = named_parameters(), SCHEDULERS[scheduler]
+    muon = torch.optim.Muon([params[name] for name in MATRICES], lr=MUON)
+    adamw = torch.optim.AdamW([params[name] for name in REST], lr=ADAMW)
+    old = [schedule(muon), schedule(adamw)]
+    optimizer = halves(kernel, lr=MUON)
+    new = schedule(optimizer)
+    for each in [*old, new] * steps:
+        each.step()
+    kernel.import_state(optimizer, muon.state_dict(), adamw_state_dict=adamw.state_dict())
+    for _ in range(3):
+        expected = [each.param_groups[0]["lr"] for each in (muon, adamw)]
+        # One formula of a scheduler has at most eight roundings at each step.
+        assert rates(optimizer) == pytest.approx(expected, rel=8 * 8 * 2**-53, abs=0)
+        for each in (*old, new):
+            each.step()
+
+
 def test_at_one_place_of_a_schedule_both_halves_have_one_value(kernel):
     """Rounding alone does not part them: a shared tensor stays shared, and so does what a logger shows."""
     generator = torch.Generator().manual_seed(0)
@@ -127,7 +170,8 @@ def test_at_one_place_of_a_schedule_both_halves_have_one_value(kernel):
 @pytest.mark.parametrize("rate", [MUON / 8, 0.0], ids=["later", "not begun"])
 def test_unlike_schedules_of_the_source_go_on_from_their_bases(kernel, rate):
     optimizer, share = halves(kernel), rate / MUON
-    imported(kernel, optimizer, lr=[MUON / 2, share * ADAMW], initial_lr=[MUON, ADAMW])
+    (note,) = imported(kernel, optimizer, lr=[MUON / 2, share * ADAMW], initial_lr=[MUON, ADAMW])
+    assert note.startswith("group 1: its lr is") and "other places of their schedules" in note
     assert rates(optimizer) == pytest.approx([MUON / 2, share * ADAMW], **ROUNDED)
     torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda step: 0.5, lambda step: share], last_epoch=7)
     assert rates(optimizer) == pytest.approx([MUON / 2, share * ADAMW], **ROUNDED)
@@ -170,12 +214,31 @@ def test_tensors_of_the_source_have_a_ratio_too(kernel, wide):
 
 
 @pytest.mark.parametrize("make", [halves, halves_with_a_ratio])
-@pytest.mark.parametrize("lr", [[0.0, ADAMW], [1e-320, 1e3]], ids=["Muon stands still", "too far apart"])
+@pytest.mark.parametrize(
+    "lr",
+    [[0.0, ADAMW], [1e-320, 1e3], [1e9, 5e-324]],
+    ids=["Muon stands still", "a ratio above all floats", "a ratio below them"],
+)
 def test_rates_without_a_ratio_stay_apart_with_a_note(kernel, make, lr):
     optimizer = make(kernel)
     (note,) = imported(kernel, optimizer, lr=lr)
     assert [(group["lr"], group["lr_factor"]) for group in optimizer.param_groups] == [(lr[0], 1.0), (lr[1], 1.0)]
-    assert note.startswith("group 1: its lr is no longer that of matrices, because the source's rates have no ratio")
+    assert note.startswith(f"group 1: its lr, {lr[1]}, is no longer that of matrices, {lr[0]}, because")
+
+
+def test_a_base_too_far_from_the_present_rate_stays_apart(kernel):
+    optimizer = halves(kernel)
+    (note,) = imported(kernel, optimizer, lr=[MUON, 1e-5], initial_lr=[MUON, 1e305])
+    assert optimizer.param_groups[1]["lr"] == 1e-5 and optimizer.param_groups[1]["initial_lr"] == 1e305
+    assert "have no ratio" in note
+
+
+def test_bases_of_numpy_can_be_saved(kernel, tmp_path):
+    optimizer = groups_with_rates(kernel)
+    imported(kernel, optimizer, initial_lr=[np.float64(MUON), np.float64(ADAMW)])
+    torch.save(optimizer.state_dict(), tmp_path / "state")
+    saved = torch.load(tmp_path / "state", weights_only=True)
+    assert [group["initial_lr"] for group in saved["param_groups"]] == [MUON, ADAMW]
 
 
 def test_the_base_of_a_rate_that_is_not_taken_is_not_taken_either(kernel):
@@ -221,7 +284,9 @@ def test_a_ratio_needs_one_rate_of_matrices(kernel):
     muon["param_groups"] = [{**group, "params": [0]}, {**group, "params": [1], "lr": 0.04}]
     notes = kernel.import_state(optimizer, muon, source, **others)
     assert rates(optimizer) == [MUON, 0.04, ADAMW]
-    assert len(notes) == 1 and notes[0].startswith("group 2: its lr is no longer that of matrices")
+    assert len(notes) == 1 and notes[0].startswith(
+        "group 2: its lr, 0.003, is no longer that of matrices, 0.02 and 0.04, because"
+    )
 
 
 def test_a_ratio_to_no_rate_of_matrices_is_given_up_with_a_note(kernel):

@@ -128,6 +128,16 @@ def test_names_in_a_tensor_are_refused(kernel):
         refused(kernel, state_dict, source, TypeError, "^names must be a list of the names", names=names)
 
 
+@pytest.mark.parametrize("key", ["names", "param_names"])
+@pytest.mark.parametrize("wrong", [5, "up.weight", [1.0] * 5, torch.zeros(())], ids=str)
+def test_names_in_a_file_are_lists_of_texts(kernel, key, wrong):
+    _, state_dict, source, *_ = CASES["timm"]()
+    state_dict["param_groups"][0][key] = wrong
+    refused(kernel, state_dict, source, TypeError, f"^{key} of .* must be a list")
+    state_dict["param_groups"][0][key] = ["up.weight"]
+    refused(kernel, state_dict, source, ValueError, f"^{key} of group 0 .* a name for each of its 5 parameters, got 1$")
+
+
 @pytest.mark.parametrize("wrong", [True, 7j, torch.tensor(7j), torch.tensor(True)], ids=str)
 def test_a_count_that_is_no_real_number_is_refused(kernel, wrong):
     _, state_dict, source, *_ = CASES["motif"]()

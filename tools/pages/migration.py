@@ -98,6 +98,9 @@ CHECKPOINT = """
 ```python
 {origin.checkpoint}
 ```
+
+The file's settings replace those above, rates included. The
+[FAQ](../faq.md#how-do-i-load-a-checkpoint-of-another-optimizer) says how a schedule goes on.
 """
 NO_CHECKPOINT = """
 ## Take a checkpoint along

@@ -18,8 +18,10 @@ _OPTIONAL = {"fallback_lr_scale", "adamw_lr"}
 
 
 def check_settings(what: str, groups: Sequence[Mapping[str, Any]], source: Source) -> None:
-    """Raise ValueError or TypeError for a setting of another kind than in the source; `what` names the file."""
+    """Raise ValueError or TypeError for names, or a setting, that the source would not have; `what` names the file."""
     for number, group in enumerate(groups):
+        for key in ("param_names", "names"):
+            _check_names(f"{key} of group {number} of {what}", group.get(key), len(group["params"]))
         for key in known_keys(source):
             if key in group:
                 _check_value(f"{key} of group {number} of {what}", key, group[key])
@@ -39,6 +41,15 @@ def check_needed(
         if lacking:
             need = f"{', '.join(lacking)}, which it needs for parameters of {parameter.branch}"
             raise ValueError(f"group {numbers[id(entry.group)]} of {what} has no {need}{advice}")
+
+
+def _check_names(text: str, names: Any, count: int) -> None:
+    if names is None:
+        return
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{text} must be a list of the names of its parameters, got {shortened(names)}")
+    if len(names) != count:
+        raise ValueError(f"{text} must have a name for each of its {count} parameters, got {len(names)}")
 
 
 def _check_value(text: str, key: str, value: Any) -> None:

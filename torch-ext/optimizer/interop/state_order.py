@@ -87,6 +87,9 @@ def orders_that_may_differ(pairs: Sequence[tuple[Any, Any]], given: Optional[Map
     by itself, as both have orders of their own, unless the source has one order for all: then `given`, which
     else is None, says by name in which group the user passed a parameter.
     """
+    example = "as in [name for name, _ in model.named_parameters()]"
+    if given is None:
+        example = "matrices first if they have a file of their own, then those of adamw_state_dict"
     here: dict[tuple[Shape, str], set[int]] = {}
     there: dict[tuple[Shape, str], set[int]] = {}
     for parameter, entry in pairs:
@@ -95,7 +98,7 @@ def orders_that_may_differ(pairs: Sequence[tuple[Any, Any]], given: Optional[Map
         there.setdefault(kind, set()).add(id(entry.group))
     return [
         f"{kind[1]}parameters {kind[0]} are in {len(groups)} groups here and in {len(there[kind])} of the source: "
-        f"{_REMEDY}, as in [name for name, _ in model.named_parameters()]"
+        f"{_REMEDY}, {example}"
         for kind, groups in here.items()
         if len(groups) > len(there[kind])
     ]

@@ -40,18 +40,26 @@ def imported_rates(groups: Sequence[Settings], changes: Sequence[Settings]) -> t
         peers = _rates_of_peers(group, groups, changes)
         shared = _beside(peers[0], new) if peers and all(map(peers[0].equals, peers)) else None
         result.append({**new, **(shared or {"lr_factor": 1.0})})
-        if shared is None and peers:
-            rates = " and ".join(str(float(rate.lr)) for rate in peers)
-            notes.append(
-                f"group {number}: its lr is no longer that of matrices, because the source's rates have no ratio, "
-                f"{float(new['lr'])} here and {rates} for matrices. A scheduler that sets one lr for all groups would "
-                "make them one rate"
-            )
-        elif shared is None and group["lr_factor"] != 1:
-            notes.append(
-                f"group {number}: lr_factor={group['lr_factor']} of this optimizer became 1, as lr is the source's rate"
-            )
+        notes += [f"group {number}: {text}" for text in _notes(group, result[-1], peers, shared is not None)]
     return result, notes
+
+
+def _notes(group: Settings, new: Settings, peers: Sequence[Rate], is_shared: bool) -> list[str]:
+    """Return a note on a group whose rate is not what one scheduler for all groups would make of it, if it is one."""
+    rates = " and ".join(str(float(rate.lr)) for rate in peers)
+    if is_shared and not _is_same(new["lr"], peers[0].lr):
+        return [
+            f"its lr is {new['lr']} beside {rates} of matrices, which stand at other places of their schedules. One "
+            "schedule for all groups makes them equal"
+        ]
+    if not is_shared and peers:
+        return [
+            f"its lr, {float(new['lr'])}, is no longer that of matrices, {rates}, because the source's rates have no "
+            "ratio. A scheduler that sets one lr for all groups would make them one rate"
+        ]
+    if not is_shared and group["lr_factor"] != 1:
+        return [f"lr_factor={group['lr_factor']} of this optimizer became 1, as lr is the source's rate"]
+    return []
 
 
 def _rates_of_peers(group: Settings, groups: Sequence[Settings], changes: Sequence[Settings]) -> list[Rate]:
@@ -75,9 +83,11 @@ def _beside(muon: Rate, new: Settings) -> Optional[Settings]:
     if rate == base == base_of_muon == 0:
         return {"lr": muon.lr}  # any ratio does, so the present one stays
     ratio = ratio_of(base, base_of_muon)
-    if ratio is None or (rate and not ratio):
+    if ratio is None:
         return None
     lr = rate / ratio if ratio else float(muon.lr)
+    if not math.isclose(lr * ratio, rate, rel_tol=2**-50):  # so small or so large that floats do not reach it
+        return None
     # If they stand at one place of one schedule, four roundings part them at most: then they share the value or tensor.
     settings = {"lr": muon.lr if math.isclose(lr, float(muon.lr), rel_tol=5 * 2**-53) else lr, "lr_factor": ratio}
     return {**settings, "initial_lr": muon.base} if "initial_lr" in new else settings

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Sequence
 
 from ..parameters.groups import LENGTHS, other_meanings
+from ..parameters.setting_values import plain_number_or_tensor
 from .state_rates import imported_rates
 from .state_sources import Settings, Source, branch_by_flag, translated
 
@@ -67,7 +68,9 @@ def _merged_settings(group: Settings, source_groups: Sequence[Settings], source:
             notes.append(f"{key} {kept}, because parameters of this group have {unlike} in the source")
         elif key in meanings:
             notes.append(f"{key}={values[0]!r} of the source is not taken: here {meanings[key]}")
-        elif key in group or key == "initial_lr":
+        elif key == "initial_lr":  # no setting of ours, so that a load would leave a number of NumPy
+            changes[key] = plain_number_or_tensor(key, values[0])
+        elif key in group:
             changes[key] = values[0]
         else:
             notes.append(f"{key}={values[0]!r} of the source is not a setting here")

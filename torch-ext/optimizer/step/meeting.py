@@ -164,12 +164,13 @@ class Meeting:
 
     def _in_words(self, statements: Mapping[int, Statement]) -> str:
         first, odd = _first_difference(statements, lambda statement: statement.identity)
-        are_new = not any(statements[rank].has_number for rank in (first, odd))
-        hint = (
-            ": make the same optimizers on all ranks, in the same order; copies by copy.deepcopy count, too"
-            if are_new
-            else ""
-        )
+        numbered = {rank: statements[rank].has_number for rank in (first, odd)}
+        hint = ""
+        if not any(numbered.values()):
+            hint = ": make the same optimizers on all ranks, in the same order; copies by copy.deepcopy count, too"
+        elif not all(numbered.values()):
+            new = odd if numbered[first] else first
+            hint = f": on rank {new} a state was loaded, or the optimizer made anew. Do the same on all ranks"
         return (
             f"ranks do not do the same with {self._names}, and nothing that they share was changed: rank {first} was "
             f"in {statements[first].identity}, rank {odd} in {statements[odd].identity}{hint}"
