@@ -1,66 +1,24 @@
 """After an import each parameter moves by the rate that the source has for it, and so it does under a scheduler."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 
+from tests.support.imported_rates import (
+    ADAMW,
+    MUON,
+    ROUNDED,
+    SHARING,
+    groups_by_hand,
+    groups_with_rates,
+    halves,
+    halves_with_a_ratio,
+    imported,
+    rates,
+    under_one_rate,
+)
 from tests.support.published_muons import MATRICES, REST, timm_case, torch_case
 from tests.support.small_model import named_parameters
-
-MUON, ADAMW = 0.02, 0.003  # the rates of `torch_case`
-# A rate is a product of two numbers that come from it in two divisions: at most four roundings, and each scheduler's.
-ROUNDED = {"rel": 6 * 2**-53, "abs": 0}
-
-
-def halves(kernel, lr=0.5):
-    return kernel.Muon(named_parameters().items(), lr=lr)
-
-
-def halves_with_a_ratio(kernel):
-    return kernel.Muon(named_parameters().items(), lr=0.5, adamw_lr=0.125)
-
-
-def groups_with_a_ratio(kernel):
-    return kernel.Muon(groups_by_hand(), lr=0.5, adamw_lr=0.125)
-
-
-def groups_with_one_rate(kernel):
-    return kernel.Muon(groups_by_hand(), lr=0.5)
-
-
-def groups_with_rates(kernel):
-    matrices, rest = groups_by_hand()
-    return kernel.Muon([{**matrices, "lr": 0.5}, {**rest, "lr": 0.25}])
-
-
-SHARING = [halves, halves_with_a_ratio, groups_with_a_ratio, groups_with_one_rate]
-
-
-def groups_by_hand():
-    params = named_parameters()
-    names = {True: MATRICES, False: REST}
-    return [{"params": [(name, params[name]) for name in names[muon]], "use_muon": muon} for muon in (True, False)]
-
-
-def rates(optimizer):
-    return [float(group["lr"] * group["lr_factor"]) for group in optimizer.param_groups]
-
-
-def imported(kernel, optimizer, **changes):
-    """The notes of an import of `torch_case` with `changes` in its groups: lists, one value for each file."""
-    _, muon, source, others, _ = torch_case()
-    for key, values in changes.items():
-        for saved, value in zip((muon, others["adamw_state_dict"]), values):
-            saved["param_groups"][0][key] = value
-    return kernel.import_state(optimizer, muon, source, **others)
-
-
-def under_one_rate(optimizer, lr):
-    """The rates after a loop has set one `lr` for all groups, as OneCycleLR does."""
-    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=lr, total_steps=9, div_factor=1)
-    return rates(optimizer)
 
 
 @pytest.mark.parametrize("make", [*SHARING, groups_with_rates])
@@ -96,95 +54,6 @@ def test_groups_with_rates_of_their_own_keep_them(kernel):
     optimizer = groups_with_rates(kernel)
     imported(kernel, optimizer)
     assert [(group["lr"], group["lr_factor"]) for group in optimizer.param_groups] == [(MUON, 1.0), (ADAMW, 1.0)]
-
-
-@pytest.mark.parametrize("make", [halves, groups_with_rates])
-@pytest.mark.parametrize("steps", [1, 4, 9], ids=["begin", "middle", "end"])
-def test_a_schedule_goes_on_where_the_source_was(kernel, make, steps):
-    """As the FAQ says; the last rate is 0."""
-
-    def schedule(step):
-        return 1 - step / 9
-
-    optimizer, now = make(kernel), schedule(steps)
-    imported(kernel, optimizer, lr=[now * MUON, now * ADAMW], initial_lr=[MUON, ADAMW])
-    assert rates(optimizer) == pytest.approx([now * MUON, now * ADAMW], **ROUNDED)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule, last_epoch=steps - 1)
-    assert rates(optimizer) == pytest.approx([now * MUON, now * ADAMW], **ROUNDED)
-    optimizer.step()
-    scheduler.step()
-    following = schedule(steps + 1)
-    assert rates(optimizer) == pytest.approx([following * MUON, following * ADAMW], **ROUNDED)
-    if make is halves:
-        assert len({group["lr"] for group in optimizer.param_groups}) == 1
-
-
-SCHEDULERS = {
-    "lambda": partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda step: 1 / (1 + step)),
-    "cosine": partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=9),
-    "exponential": partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5),
-    "warmup and cosine": lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
-        optimizer,
-        [
-            torch.optim.lr_scheduler.LinearLR(optimizer, 0.25, total_iters=3),
-            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=6),
-        ],
-        milestones=[3],
-    ),
-}
-
-
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-@pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("steps", [2, 5])
-def test_a_scheduler_that_has_caught_up_goes_on_as_those_of_the_source(kernel, scheduler, steps):
-    """As the FAQ says."""
-    params, schedule = named_parameters(), SCHEDULERS[scheduler]
-    muon = torch.optim.Muon([params[name] for name in MATRICES], lr=MUON)
-    adamw = torch.optim.AdamW([params[name] for name in REST], lr=ADAMW)
-    old = [schedule(muon), schedule(adamw)]
-    optimizer = halves(kernel, lr=MUON)
-    new = schedule(optimizer)
-    for each in [*old, new] * steps:
-        each.step()
-    kernel.import_state(optimizer, muon.state_dict(), adamw_state_dict=adamw.state_dict())
-    for _ in range(3):
-        expected = [each.param_groups[0]["lr"] for each in (muon, adamw)]
-        # One formula of a scheduler has at most eight roundings at each step.
-        assert rates(optimizer) == pytest.approx(expected, rel=8 * 8 * 2**-53, abs=0)
-        for each in (*old, new):
-            each.step()
-
-
-def test_at_one_place_of_a_schedule_both_halves_have_one_value(kernel):
-    """Rounding alone does not part them: a shared tensor stays shared, and so does what a logger shows."""
-    generator = torch.Generator().manual_seed(0)
-    for muon, adamw, share in torch.rand(40, 3, generator=generator, dtype=torch.float64).tolist():
-        optimizer = halves(kernel)
-        imported(kernel, optimizer, lr=[share * muon, share * adamw], initial_lr=[muon, adamw])
-        assert [group["initial_lr"] for group in optimizer.param_groups] == [muon, muon]
-        assert len({group["lr"] for group in optimizer.param_groups}) == 1
-
-
-@pytest.mark.parametrize("rate", [MUON / 8, 0.0], ids=["later", "not begun"])
-def test_unlike_schedules_of_the_source_go_on_from_their_bases(kernel, rate):
-    optimizer, share = halves(kernel), rate / MUON
-    (note,) = imported(kernel, optimizer, lr=[MUON / 2, share * ADAMW], initial_lr=[MUON, ADAMW])
-    assert note.startswith("group 1: its lr is") and "other places of their schedules" in note
-    assert rates(optimizer) == pytest.approx([MUON / 2, share * ADAMW], **ROUNDED)
-    torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda step: 0.5, lambda step: share], last_epoch=7)
-    assert rates(optimizer) == pytest.approx([MUON / 2, share * ADAMW], **ROUNDED)
-
-
-def test_adamws_file_in_the_middle_of_a_schedule_gives_the_ratio_of_its_base(kernel):
-    params = named_parameters()
-    adamw = torch.optim.AdamW(params.values(), lr=ADAMW)
-    torch.optim.lr_scheduler.LambdaLR(adamw, lambda step: 0.5)
-    optimizer = halves(kernel, lr=0.08)
-    kernel.import_state(optimizer, adamw.state_dict(), "adamw")
-    assert rates(optimizer) == pytest.approx([0.08, ADAMW / 2], **ROUNDED)
-    assert under_one_rate(optimizer, 0.08) == pytest.approx([0.08, ADAMW], **ROUNDED)
 
 
 def test_where_both_stand_still_without_bases_this_optimizers_ratio_stays(kernel):

@@ -36,8 +36,9 @@ From `torch.optim.AdamW`, [learning_rates.md](learning_rates.md#coming-from-anot
 {rows}
 
 On all pages `matrices` and `rest` are lists of `(name, parameter)`, and the groups here spell out the defaults there.
-Without groups, `optimizer.Muon(model.named_parameters(), ...)` makes both halves by itself, from shapes and names, and
-`print(opt.explain())` shows them.
+Such groups have two rates, so a scheduler needs a list of two. Without groups,
+`optimizer.Muon(model.named_parameters(), lr=..., adamw_lr=...)` makes both halves by itself, from shapes and names, and
+`print(opt.explain())` shows them. They share one `lr`, which one schedule sets; AdamW's half has the ratio of its rate.
 
 ## Take a checkpoint along
 
