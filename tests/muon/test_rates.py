@@ -78,7 +78,7 @@ def test_an_argument_for_adamw_that_no_group_takes_is_a_warning(kernel, key, str
     for group in own:
         for first in (matrices, routed):
             with pytest.warns(
-                UserWarning, match=f"^{key}=0.5 does nothing, because each group .* has its own {stronger}"
+                UserWarning, match=f"^{key}=0.5 has no effect, because every group .* has its own {stronger}"
             ):
                 kernel.Muon([first, group], **{key: 0.5})
     taken = [own[0], {"params": [("c", Parameter(torch.ones(8)))]}], [matrix, bias], [{"params": [bias], key: 0.5}]

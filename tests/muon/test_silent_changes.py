@@ -102,7 +102,7 @@ def test_freed_memory_is_refused_until_it_is_back(kernel, name, of, left):
     size = memory.size()
     memory.resize_(left)
     set_gradients(params, 1)
-    with pytest.raises(ValueError, match=f"the memory of .*{name} was freed, {left} of {size} bytes are there"):
+    with pytest.raises(ValueError, match=f"the memory of .*{name} was freed: {left} of {size} bytes are left"):
         optimizer.step()
     memory.resize_(size)
     with torch.no_grad():

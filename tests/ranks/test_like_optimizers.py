@@ -197,9 +197,7 @@ def test_a_plan_that_changes_on_one_rank_is_named(pools, what):
     """At once, and not by a timeout; a GPU, whose result is not waited for, may end in one."""
     for error, unmoved in pools(4).run(changed_plan_on_a_rank, Case((SMALL, BIAS)), what):
         assert unmoved and "rank 2" in error
-        loaded = (
-            "step 1 of new optimizer 0 .*: on rank 2 a state was loaded, or the optimizer made anew. Do the same on all"
-        )
+        loaded = "step 1 of new optimizer 0 .*: rank 2 has loaded a state, or has a new optimizer. Do the same on all"
         assert re.search("'ns_steps': 3" if what == "a setting" else loaded, error)
 
 

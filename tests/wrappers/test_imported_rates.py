@@ -27,7 +27,7 @@ def test_each_rate_is_the_sources_however_often_it_is_imported(kernel, make, bas
     optimizer = make(kernel)
     for _ in range(2):
         notes = imported(kernel, optimizer, **bases)
-        assert all("other places of their schedules" in note for note in notes)
+        assert all("different places of a schedule" in note for note in notes)
         assert len(notes) == (1 if bases and make is not groups_with_rates else 0)
         assert rates(optimizer) == pytest.approx([MUON, ADAMW], **ROUNDED)
 
@@ -99,7 +99,7 @@ def test_a_base_too_far_from_the_present_rate_stays_apart(kernel):
     optimizer = halves(kernel)
     (note,) = imported(kernel, optimizer, lr=[MUON, 1e-5], initial_lr=[MUON, 1e305])
     assert optimizer.param_groups[1]["lr"] == 1e-5 and optimizer.param_groups[1]["initial_lr"] == 1e305
-    assert "have no ratio" in note
+    assert "because no lr_factor fits" in note
 
 
 def test_bases_of_numpy_can_be_saved(kernel, tmp_path):
@@ -110,6 +110,62 @@ def test_bases_of_numpy_can_be_saved(kernel, tmp_path):
     assert [group["initial_lr"] for group in saved["param_groups"]] == [MUON, ADAMW]
 
 
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64], ids=str)
+def test_a_tensor_of_which_a_scheduler_has_made_bases_stays_shared(kernel, wide):
+    """The scheduler has given each group a copy as its `initial_lr`."""
+    optimizer = halves(kernel, lr=torch.tensor(0.5, dtype=wide))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    assert imported(kernel, optimizer) == []
+    optimizer.step()
+    scheduler.step()
+    muon, adamw = rates(optimizer)
+    assert adamw / muon == pytest.approx(ADAMW / MUON, rel=4 * torch.finfo(wide).eps, abs=0)
+
+
+def test_what_stands_still_beside_a_base_of_zero_stays_still(kernel):
+    optimizer = halves(kernel)
+    (note,) = imported(kernel, optimizer, lr=[0.005, 0.0], initial_lr=[0.0, 0.0])
+    assert rates(optimizer) == [0.005, 0.0] and "no lr_factor fits" in note
+
+
+@pytest.mark.parametrize("bases", [[0.08, None], [None, 0.009], [None, None]], ids=str)
+def test_a_base_that_the_source_lacks_is_its_rate(kernel, bases):
+    optimizer = halves(kernel)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
+    _, muon, source, others, _ = torch_case()
+    for saved, base in zip((muon, others["adamw_state_dict"]), bases):
+        saved["param_groups"][0].update({} if base is None else {"initial_lr": base})
+    ratio = (bases[1] or ADAMW) / (bases[0] or MUON)
+    for _ in range(2):
+        kernel.import_state(optimizer, muon, source, **others)
+        assert rates(optimizer) == pytest.approx([MUON, ADAMW], **ROUNDED)
+        assert [group["initial_lr"] for group in optimizer.param_groups] == 2 * [bases[0] or MUON]
+        assert optimizer.param_groups[1]["lr_factor"] == pytest.approx(ratio, **ROUNDED)
+
+
+def test_unlike_bases_are_not_taken_for_a_rate_of_zero(kernel):
+    """At a schedule's end all rates are 0, and say nothing of those with which it began."""
+    _, muon, source, others, _ = torch_case()
+    muon["param_groups"][0].update(lr=0.0, initial_lr=MUON)
+    (group,) = others["adamw_state_dict"]["param_groups"]
+    both = [{**group, "params": [0], "initial_lr": 0.003}, {**group, "params": [1, 2], "initial_lr": 0.001}]
+    others["adamw_state_dict"]["param_groups"] = [{**each, "lr": 0.0} for each in both]
+    optimizer = halves_with_a_ratio(kernel)
+    for _ in range(2):
+        notes = kernel.import_state(optimizer, muon, source, **others)
+        assert "group 1: lr=0.0 of the source is not taken, because its other rate is not" in notes
+        assert optimizer.param_groups[1]["lr_factor"] == 0.25
+
+
+def test_norms_that_are_kept_have_rates_in_another_unit(kernel):
+    matrices, rest = groups_by_hand()
+    first, second = ({"params": [pair], "use_muon": True} for pair in matrices["params"])
+    optimizer = kernel.Muon([{**first, "experimental_hyperball": True}, second, rest], lr=0.5)
+    imported(kernel, optimizer)
+    assert rates(optimizer) == pytest.approx([0.5, MUON, ADAMW], **ROUNDED)
+    assert optimizer.param_groups[2]["lr"] == MUON
+
+
 def test_the_base_of_a_rate_that_is_not_taken_is_not_taken_either(kernel):
     _, muon, source, others, _ = torch_case()
     (group,) = others["adamw_state_dict"]["param_groups"]
@@ -117,7 +173,7 @@ def test_the_base_of_a_rate_that_is_not_taken_is_not_taken_either(kernel):
     others["adamw_state_dict"]["param_groups"] = [{**each, "initial_lr": 0.003} for each in both]
     optimizer = halves_with_a_ratio(kernel)
     notes = kernel.import_state(optimizer, muon, source, **others)
-    assert "group 1: initial_lr=0.003 of the source is not taken, because its lr is not" in notes
+    assert "group 1: initial_lr=0.003 of the source is not taken, because its other rate is not" in notes
     assert "initial_lr" not in optimizer.param_groups[1] and optimizer.param_groups[1]["lr_factor"] == 0.25
 
 

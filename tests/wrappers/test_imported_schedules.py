@@ -92,7 +92,7 @@ def test_at_one_place_of_a_schedule_both_halves_have_one_value(kernel):
 def test_unlike_schedules_of_the_source_go_on_from_their_bases(kernel, rate):
     optimizer, share = halves(kernel), rate / MUON
     (note,) = imported(kernel, optimizer, lr=[MUON / 2, share * ADAMW], initial_lr=[MUON, ADAMW])
-    assert note.startswith("group 1: its lr is") and "other places of their schedules" in note
+    assert note.startswith("group 1: its rate is") and "different places of a schedule" in note
     assert rates(optimizer) == pytest.approx([MUON / 2, share * ADAMW], **ROUNDED)
     torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda step: 0.5, lambda step: share], last_epoch=7)
     assert rates(optimizer) == pytest.approx([MUON / 2, share * ADAMW], **ROUNDED)

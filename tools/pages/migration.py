@@ -36,9 +36,10 @@ From `torch.optim.AdamW`, [learning_rates.md](learning_rates.md#coming-from-anot
 {rows}
 
 On all pages `matrices` and `rest` are lists of `(name, parameter)`, and the groups here spell out the defaults there.
-Such groups have two rates, so a scheduler needs a list of two. Without groups,
-`optimizer.Muon(model.named_parameters(), lr=..., adamw_lr=...)` makes both halves by itself, from shapes and names, and
-`print(opt.explain())` shows them. They share one `lr`, which one schedule sets; AdamW's half has the ratio of its rate.
+Such groups have two rates. A scheduler that takes rates, such as OneCycleLR, needs a list of two; one that multiplies
+them does not. Without groups, `optimizer.Muon(model.named_parameters(), lr=..., adamw_lr=...)` makes both halves by
+itself, from shapes and names, and `print(opt.explain())` shows them. Both halves have one `lr`, which one schedule
+sets. AdamW's half moves at a fixed ratio of it.
 
 ## Take a checkpoint along
 
@@ -49,7 +50,7 @@ notes = optimizer.import_state(opt, saved, "timm")
 
 `saved` is the state dict of the optimizer there. Momentum, AdamW's state and the settings of groups are taken over, and
 `notes` are sentences about what was not. The [FAQ](faq.md#how-do-i-load-a-checkpoint-of-another-optimizer) says how a
-schedule goes on. For a file without names give `import_state` the argument `names`, the names of the parameters in the
+schedule continues. For a file without names give `import_state` the argument `names`, the names of the parameters in the
 file's order.
 
 `python -m examples.convert_checkpoint --help` says how to convert a file without a training script, from the names and
@@ -101,7 +102,7 @@ CHECKPOINT = """
 ```
 
 The file's settings replace those above, rates included. The
-[FAQ](../faq.md#how-do-i-load-a-checkpoint-of-another-optimizer) says how a schedule goes on.
+[FAQ](../faq.md#how-do-i-load-a-checkpoint-of-another-optimizer) says how to continue a schedule.
 """
 NO_CHECKPOINT = """
 ## Take a checkpoint along

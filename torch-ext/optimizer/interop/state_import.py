@@ -35,10 +35,10 @@ def import_state(
     """Load another optimizer's `state_dict` into `optimizer` in place; return sentences about what was not imported.
 
     The state of the parameters and the settings of their groups are replaced, learning rates included. A group of AdamW
-    that began with the `lr` of matrices, as the half of a split group does, shares theirs again, with the ratio of the
-    source's rates as `lr_factor`. Other groups, and those whose rates have no ratio, get the source's rate as their
-    `lr`, with an `lr_factor` of 1. Tensors are copied; momentum keeps its dtype, unless this optimizer has it in 8
-    bits. Lower halves of `master_weights` stay as they are.
+    that had the `initial_lr` of matrices, or their `lr` where there is none, gets their new one, and the ratio of those
+    in the source becomes its `lr_factor`. Other groups, and those for which no factor fits, get the source's rate as
+    their `lr`, with an `lr_factor` of 1. Tensors are copied; momentum keeps its dtype, unless this optimizer has it in
+    8 bits. Lower halves of `master_weights` stay as they are.
 
     Args:
         source: `torch` (torch.optim.Muon), `timm` (with its AdamW or NAdamW), `keller_jordan` (any class of muon.py),
@@ -149,6 +149,6 @@ def _notes_on_kept(names: Sequence[str]) -> list[str]:
     if not names:
         return []
     return [
-        f"AdamW's parameters, {listed(names)}, and their groups stay as they are: adamw_state_dict, the file of the "
-        "torch.optim.AdamW beside the source, would bring theirs"
+        f"AdamW's parameters, {listed(names)}, and their groups stay as they are. To import theirs too, pass "
+        "adamw_state_dict, the state dict of the torch.optim.AdamW beside the source"
     ]

@@ -89,7 +89,7 @@ def orders_that_may_differ(pairs: Sequence[tuple[Any, Any]], given: Optional[Map
     """
     example = "as in [name for name, _ in model.named_parameters()]"
     if given is None:
-        example = "matrices first if they have a file of their own, then those of adamw_state_dict"
+        example = "with adamw_state_dict first those of the matrices' file, then its own"
     here: dict[tuple[Shape, str], set[int]] = {}
     there: dict[tuple[Shape, str], set[int]] = {}
     for parameter, entry in pairs:

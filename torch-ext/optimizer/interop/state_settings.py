@@ -49,9 +49,10 @@ def _missing_bases(merged: Sequence[Settings], changes: Sequence[Settings]) -> l
     lacking = [str(i) for i, group in enumerate(merged) if "initial_lr" not in group]
     if not lacking or not any("initial_lr" in new for new in changes):
         return []
+    which = f"{'groups' if len(lacking) > 1 else 'group'} {', '.join(lacking)}"
     return [
-        f"group {', '.join(lacking)}: no initial_lr, which other groups have from the source. A scheduler that is made "
-        "with last_epoch needs one in every group"
+        f"{which}: no initial_lr, unlike groups that got theirs from the source. Set one before you make a scheduler "
+        "with last_epoch"
     ]
 
 
@@ -76,8 +77,10 @@ def _merged_settings(group: Settings, source_groups: Sequence[Settings], source:
             notes.append(f"{key}={values[0]!r} of the source is not a setting here")
     for text in dict.fromkeys(text for _, lost in translations for text in lost):
         notes.append(f"{text} of the source has no counterpart")
-    if "initial_lr" in changes and "lr" not in changes:
-        notes.append(f"initial_lr={changes.pop('initial_lr')!r} of the source is not taken, because its lr is not")
+    stated = {key for settings, _ in translations for key in settings}
+    if {"lr", "initial_lr"} <= stated and len({"lr", "initial_lr"} & changes.keys()) == 1:  # both, or neither
+        (key,) = {"lr", "initial_lr"} & changes.keys()
+        notes.append(f"{key}={changes.pop(key)!r} of the source is not taken, because its other rate is not")
     if source_groups and branch == "muon":
         stated = {**source.settings["muon"], **source.constants}
         usual = "lr", "weight_decay", "momentum", "ns_coefficients", "ns_steps"

@@ -16,6 +16,7 @@ Settings = dict[str, Any]
 
 # Keys that are not settings: they name parameters, choose a branch or an implementation, or count steps.
 _UNRELATED = {"params", "param_names", "names", "use_muon", "use_fallback", "algorithm", "step", "initial_lr"}
+_UNRELATED |= {"max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}  # torch's schedulers write them
 _UNRELATED |= {"foreach", "fused", "capturable", "differentiable", "verbose", "none_grad"}
 # A setting is off if it is None or False. These are off with these values, too.
 _OFF = {"decoupled_weight_decay": True, "algo": "muon"}

@@ -139,8 +139,8 @@ def idle_adamw_arguments(groups: Sequence[Group], defaults: Group) -> list[str]:
             continue
         if not any(math.isclose(value, number, rel_tol=1e-9) for number in here):
             lines.append(
-                f"{key}={value} does nothing, because each group with parameters for AdamW has its own {stronger}: "
-                f"leave these out, or {key}"
+                f"{key}={value} has no effect, because every group of AdamW's parameters has its own {stronger}: leave "
+                f"these out, or {key}"
             )
     return lines
 

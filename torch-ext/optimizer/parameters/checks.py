@@ -158,10 +158,8 @@ def check_backed(name: str, x: Tensor) -> None:
         return
     needed = x.element_size() * (x.storage_offset() + extent(x).elements)
     if x.untyped_storage().size() < needed:
-        raise ValueError(
-            f"the memory of {name} was freed, {x.untyped_storage().size()} of {needed} bytes are there: give it back, "
-            "with its values, before the step"
-        )
+        left = f"{x.untyped_storage().size()} of {needed} bytes are left"
+        raise ValueError(f"the memory of {name} was freed: {left}. Give it back, with its values, before the step")
 
 
 def _add_span_(spans: dict[int, list[_Span]], name: str, x: Tensor, is_state: bool) -> None:

@@ -61,9 +61,13 @@ def plain_number(key: str, value: Any, high: float = math.inf) -> float:
     if not isinstance(value, Real) or isinstance(value, bool):
         text = ": write it without quotes; YAML reads 1e-3 as text, and 1.0e-3 as a number"
         raise TypeError(f"{key} must be a number, got {value!r}{text if isinstance(value, str) else ''}")
-    if not 0 <= value < high:
+    try:
+        number = float(value)
+    except OverflowError:  # of a whole number above all floats
+        number = math.inf
+    if not 0 <= number < high:
         raise ValueError(f"{key} must be at least 0 and below {high}, got {value}")
-    return float(value)
+    return number
 
 
 def plain_positive(key: str, value: Any) -> float:

@@ -71,7 +71,7 @@ def difference_of_settings(terms: Terms, settings: Mapping[int, str]) -> str:
 
 
 def _only_in(settings: Mapping[str, str], others: Mapping[str, str]) -> str:
-    """Return the settings that are not the same in `others`. A number in a tensor on a GPU is in neither of them."""
+    """Return the settings that are not the same in `others`. Numbers in tensors on a GPU are not compared."""
     keys = [key for key in {**settings, **others} if settings.get(key) != others.get(key)]
     return ", ".join(f"{key}: {settings.get(key, 'in a tensor on its device')}" for key in keys)
 

@@ -170,7 +170,7 @@ class Meeting:
             hint = ": make the same optimizers on all ranks, in the same order; copies by copy.deepcopy count, too"
         elif not all(numbered.values()):
             new = odd if numbered[first] else first
-            hint = f": on rank {new} a state was loaded, or the optimizer made anew. Do the same on all ranks"
+            hint = f": rank {new} has loaded a state, or has a new optimizer. Do the same on all ranks"
         return (
             f"ranks do not do the same with {self._names}, and nothing that they share was changed: rank {first} was "
             f"in {statements[first].identity}, rank {odd} in {statements[odd].identity}{hint}"
