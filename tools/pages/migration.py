@@ -49,9 +49,9 @@ notes = optimizer.import_state(opt, saved, "timm")
 ```
 
 `saved` is the state dict of the optimizer there. Momentum, AdamW's state and the settings of groups are taken over, and
-`notes` are sentences about what was not. The [FAQ](faq.md#how-do-i-load-a-checkpoint-of-another-optimizer) says how a
-schedule continues. For a file without names give `import_state` the argument `names`, the names of the parameters in the
-file's order.
+`notes` are sentences about what was not. The [FAQ](faq.md#how-do-i-load-a-checkpoint-of-another-optimizer) says how to
+continue a schedule. For a file without names give `import_state` the argument `names`, the names of the parameters in
+the file's order.
 
 `python -m examples.convert_checkpoint --help` says how to convert a file without a training script, from the names and
 shapes of the parameters alone; it runs in a clone after `make build`.
