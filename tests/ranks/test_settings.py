@@ -49,8 +49,8 @@ def test_the_error_tells_a_number_from_one_in_a_tensor_on_a_device(kernel):
 def test_the_error_tells_kernels_that_failed_from_settings(kernel):
     failed = "failed here: nothing", "failed here: gemm"
     assert described(kernel, [{}] * 3, [{}] * 3, failed) == (
-        "kernels for a, b, c failed their proof on one rank only: rank 0 has failed here: nothing, rank 2 has failed "
-        "here: gemm"
+        "not the same kernels for a, b, c failed their proof: rank 0 has failed here: nothing, rank 2 has failed here: "
+        "gemm"
     )
 
 

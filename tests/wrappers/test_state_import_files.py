@@ -138,6 +138,15 @@ def test_names_in_a_file_are_lists_of_texts(kernel, key, wrong):
     refused(kernel, state_dict, source, ValueError, f"^{key} of group 0 .* a name for each of its 5 parameters, got 1$")
 
 
+def test_names_beside_those_in_place_of_positions_do_not_matter(kernel):
+    """In a distributed checkpoint of a pipeline they may be of another stage."""
+    params = named_parameters()
+    adamw = torch.optim.AdamW(params.values())
+    saved = adamw.state_dict()
+    saved["param_groups"][0].update(params=list(params), param_names=["of.another.stage"] * 7)
+    kernel.import_state(kernel.Muon(params.items()), saved, "adamw")
+
+
 @pytest.mark.parametrize("wrong", [True, 7j, torch.tensor(7j), torch.tensor(True)], ids=str)
 def test_a_count_that_is_no_real_number_is_refused(kernel, wrong):
     _, state_dict, source, *_ = CASES["motif"]()

@@ -513,8 +513,8 @@ class Muon(Optimizer):
         momentum keeps its saved dtype. A group without `decay_mode`, such as torch's, also leaves `weight_decay` as it
         is under independent decay, and `lr` under hyperball: they mean something else there. Warns of settings that the
         file replaces, other than those that schedulers set. Raises ValueError or TypeError, with nothing changed, if
-        something does not fit. If memory runs out while it copies, neither `step`
-        nor `state_dict` works until another load has succeeded.
+        something does not fit. If memory runs out while it copies, neither `step` nor `state_dict` works until another
+        load has succeeded.
         """
         check_is_dict(state_dict)
         final: dict[str, Any] = {}

@@ -20,8 +20,10 @@ _OPTIONAL = {"fallback_lr_scale", "adamw_lr"}
 def check_settings(what: str, groups: Sequence[Mapping[str, Any]], source: Source) -> None:
     """Raise ValueError or TypeError for names, or a setting, that the source would not have; `what` names the file."""
     for number, group in enumerate(groups):
-        for key in ("param_names", "names"):
-            _check_names(f"{key} of group {number} of {what}", group.get(key), len(group["params"]))
+        # Distributed checkpoints have names as `params`; what else they call names may be of another pipeline stage.
+        if not all(isinstance(key, str) for key in group["params"]):
+            for key in ("param_names", "names"):
+                _check_names(f"{key} of group {number} of {what}", group.get(key), len(group["params"]))
         for key in known_keys(source):
             if key in group:
                 _check_value(f"{key} of group {number} of {what}", key, group[key])

@@ -78,8 +78,9 @@ def _merged_settings(group: Settings, source_groups: Sequence[Settings], source:
     for text in dict.fromkeys(text for _, lost in translations for text in lost):
         notes.append(f"{text} of the source has no counterpart")
     stated = {key for settings, _ in translations for key in settings}
-    if {"lr", "initial_lr"} <= stated and len({"lr", "initial_lr"} & changes.keys()) == 1:  # both, or neither
-        (key,) = {"lr", "initial_lr"} & changes.keys()
+    taken = changes.keys() & {"lr", "initial_lr"}
+    if len(taken) == 1 and {"lr", "initial_lr"} <= stated:  # a rate and that with which it began: both, or neither
+        (key,) = taken
         notes.append(f"{key}={changes.pop(key)!r} of the source is not taken, because its other rate is not")
     if source_groups and branch == "muon":
         stated = {**source.settings["muon"], **source.constants}

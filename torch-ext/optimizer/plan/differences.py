@@ -62,8 +62,8 @@ def difference_of_settings(terms: Terms, settings: Mapping[int, str]) -> str:
     ]
     if not differing:
         return (
-            f"kernels for {listed(terms.names)} failed their proof on one rank only: rank {ranks[0]} has {failed}, "
-            f"rank {ranks[1]} has {failed_there}"
+            f"not the same kernels for {listed(terms.names)} failed their proof: rank {ranks[0]} has {failed}, rank "
+            f"{ranks[1]} has {failed_there}"
         )
     _, *had = differing[0]
     names = listed([name for name, *pieces in differing if pieces == had])
