@@ -69,7 +69,7 @@ def test_wrong_patterns_are_named(kernel, patterns, words):
             ValueError,
             r"the pattern '\*\.weight': split_rows must be numbers of rows",
         ),
-        ({"*.weight": {"use_muon": 5}}, TypeError, r"the pattern '\*\.weight': use_muon and use_fallback must be"),
+        ({"*.weight": {"use_muon": 5}}, TypeError, r"the pattern '\*\.weight': use_muon must be True, False or None"),
         ({"*.weight": {"role": 5}}, TypeError, r"the pattern '\*\.weight': role must be a string, got 5"),
         (
             {"attn.*": {"use_muon": True}},

@@ -26,9 +26,7 @@ def pop_branch_(settings: dict[str, Any]) -> Optional[str]:
     If dion's key `algorithm` names a fallback, that becomes the setting `fallback`. Raises ValueError or TypeError for
     other values and for contradictions.
     """
-    use_muon, use_fallback = settings.pop("use_muon", None), settings.pop("use_fallback", None)
-    if any(value not in (True, False, None) for value in (use_muon, use_fallback)):
-        raise TypeError(f"use_muon and use_fallback must be True, False or None, got {[use_muon, use_fallback]}")
+    use_muon, use_fallback = (_flag_or_none(key, settings.pop(key, None)) for key in ("use_muon", "use_fallback"))
     algorithm = settings.pop("algorithm", None)
     if algorithm not in (None, "muon", *FALLBACKS):
         raise ValueError(f"algorithm must be one of muon, {', '.join(FALLBACKS)}, got {algorithm!r}")
@@ -43,12 +41,15 @@ def pop_branch_(settings: dict[str, Any]) -> Optional[str]:
     return next(iter(branches), None)
 
 
+def _flag_or_none(key: str, value: Any) -> Optional[bool]:
+    if not isinstance(value, (bool, type(None))):  # a tensor of several elements cannot be compared with True
+        raise TypeError(f"{key} must be True, False or None, got {value!r}")
+    return value
+
+
 def wish_of(p: Tensor) -> Optional[bool]:
     """Return the attribute `use_muon` of a parameter, None if it has none; TypeError for another value."""
-    wish = getattr(p, "use_muon", None)
-    if wish not in (True, False, None):
-        raise TypeError(f"use_muon of a parameter must be True, False or None, got {wish!r}")
-    return wish
+    return _flag_or_none("use_muon of a parameter", getattr(p, "use_muon", None))
 
 
 def pop_implementations_(settings: dict[str, Any]) -> dict[str, Any]:
