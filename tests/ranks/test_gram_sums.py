@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from unittest import mock
 
 import pytest
@@ -52,7 +53,11 @@ def explained(kernel, case: Case):
 
 def assert_close_to_alone(kernel, pools, case: Case, job=train) -> None:
     results = pools(4).run(job, case)
-    alone = train_alone(kernel, case, results[0].holders, pools.device)
+    assert_close(kernel, case, results, train_alone(kernel, case, results[0].holders, pools.device))
+
+
+def assert_close(kernel, case: Case, results: Sequence[Trained], alone: Trained) -> None:
+    """What ranks and one process end with differs by rounding alone, and momentum not at all."""
     for result in results:
         for i, (state, its) in enumerate(zip(result.state, alone.state)):
             assert bits_equal(state["momentum_buffer"], its["momentum_buffer"])

@@ -15,6 +15,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,6 +23,8 @@ KINDS = "mps", "xpu"
 WIDE = torch.float64, torch.complex128
 # Takes operands on two devices.
 COPY = "_to_copy"
+# The namespace of collectives.
+MESSAGES = "c10d"
 # In these torch asks for the device's library before operations come to a mode.
 ASKING = Tensor.__getitem__, Tensor.__setitem__, Tensor.__invert__, Tensor.__float__, Tensor.copy_
 # By the addresses of storages on the CPU.
@@ -47,10 +50,11 @@ class OnDevice(Tensor):
 
     def untyped_storage(self) -> Any:
         """Return what has the address of the storage: on `mps` that of a handle, near to those of other storages."""
-        address = self.host.untyped_storage().data_ptr()
+        storage = self.host.untyped_storage()
+        address = storage.data_ptr()
         if self.device.type == "mps":
             address = HANDLES.setdefault(address, 2**32 + 64 * len(HANDLES))
-        return SimpleNamespace(data_ptr=lambda: address)
+        return SimpleNamespace(data_ptr=lambda: address, size=storage.size)
 
     def __repr__(self) -> str:
         return f"{self.device}: {self.host!r}"
@@ -102,12 +106,16 @@ class NarrowDevice(TorchDispatchMode):
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = operation.overloadpacket.__name__
+        if any(issubclass(kind, DTensor) for kind in types):  # its parts come here by themselves
+            return NotImplemented
         if operation.namespace == self._namespace:
             with self, _Functions():
                 return self._functions[name](*args, **kwargs)
         operands: list[Tensor] = []
         _mapped(lambda x: operands.append(x) if isinstance(x, Tensor) else None, [args, kwargs])
         here = [x for x in operands if isinstance(x, OnDevice)]
+        if operation.namespace == MESSAGES and len(here) < len(operands):
+            raise RuntimeError(f"{operation} has operands on the CPU, and NCCL sends nothing from there")
         if here and name != COPY and any(x.ndim and not isinstance(x, OnDevice) for x in operands):
             raise RuntimeError(f"{operation} has operands on {self.device} and on the CPU")
         wanted = kwargs.get("device")

@@ -22,6 +22,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from unittest import mock
 
+from tests.support.watched_messages import Watch, check_together
+
 REPO_ID = "org/optimizer"
 # Importing them costs seconds, and is done once: the others are forked from a process that has. None of them asks for a
 # GPU, which a forked process could not use then.
@@ -63,11 +65,17 @@ class RankPool:
         self._folder: tempfile.TemporaryDirectory | None = None
 
     def run(
-        self, job: Callable[..., Any], *arguments: Any, seconds: float = 120.0, may_die: Collection[int] = ()
+        self,
+        job: Callable[..., Any],
+        *arguments: Any,
+        seconds: float = 120.0,
+        may_die: Collection[int] = (),
+        agreeing: bool = True,
     ) -> list[Any]:
         """Return what `job` returned on each rank, None for those of `may_die`, who die of it.
 
-        Raises JobError, which ends all processes, if a rank raises, dies, or takes longer than `seconds`.
+        Raises JobError, which ends all processes, if a rank raises, dies, or takes longer than `seconds`. Messages of
+        ranks that are `agreeing` are checked together (`watched_messages`); AssertionError if NCCL would not send them.
         """
         if not self._processes:
             self._start()
@@ -81,7 +89,9 @@ class RankPool:
             raise
         if any(rank in may_die and result is None for rank, result in enumerate(results)):
             self.close()
-        return results
+        elif agreeing:
+            check_together([messages for _, messages in results])
+        return [result and result[0] for result in results]
 
     def close(self) -> None:
         """End all processes."""
@@ -208,6 +218,8 @@ def _serve(member: Member, connection: Connection) -> None:
     dist.init_process_group(member.backend, store=store, rank=member.rank, world_size=member.size, device_id=device)
     kernel = load_kernel(Path(member.variants), member.variant_backend)
     one_by_one(kernel).start()
+    watch = Watch(kernel)
+    watch.start()
     dist.barrier()  # to start may take longer than a collective is given
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=member.collective_seconds), dist.group.WORLD)
     while True:
@@ -216,7 +228,7 @@ def _serve(member: Member, connection: Connection) -> None:
         except EOFError:  # the tests are over
             return
         try:
-            answer = True, job(kernel, *arguments)
+            answer = True, (job(kernel, *arguments), watch.take())
         except BaseException:
             answer = False, traceback.format_exc()
         connection.send_bytes(pickle.dumps(answer))

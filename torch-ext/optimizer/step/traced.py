@@ -44,8 +44,9 @@ def is_traceable(attributes: Mapping[str, Any], closure: Any) -> bool:
     tensor that holds `lr` may come after the op. Tracers know no gradient in another dtype than its parameter.
     """
     beyond = closure or attributes["_clip"] or attributes["_release_grads"] or attributes["_replica_ranks"]
-    offloaded = any(group["offload"] for group in attributes["param_groups"])
-    if beyond or offloaded or _has_untraceable_tensors(attributes["_handle"]):
+    # In this order: when the tracer of torch 2.11 reads a group whose gradients have another dtype, it raises.
+    untraceable = beyond or _has_untraceable_tensors(attributes["_handle"])
+    if untraceable or any(group["offload"] for group in attributes["param_groups"]):
         torch._dynamo.graph_break(
             msg="Muon.step cannot be one op of the graph with a closure, qk_clip, release_grads, offload, lr or "
             "weight_decay in a tensor, parameters that ranks share, parameters of another class than Tensor and "
