@@ -48,68 +48,49 @@ class Watch:
 
     def start(self) -> None:
         """Watch until the process ends."""
-        watched = {"all_reduce": self._all_reduce, "all_to_all_single": self._all_to_all}
-        watched |= {name: self._objects for name in ("all_gather_object", "broadcast_object_list")}
-        for name, method in watched.items():
-            mock.patch.object(dist, name, self._when_of_package(name, getattr(dist, name), method)).start()
+        watched = {dist.all_reduce: self._all_reduce, dist.all_to_all_single: self._all_to_all}
+        watched |= {dist.all_gather_object: self._objects, dist.broadcast_object_list: self._objects}
+        for function, method in watched.items():
+            mock.patch.object(dist, function.__name__, self._when_of_package(function, method)).start()
 
     def take(self) -> list[Message]:
         """Return the messages since the last call."""
         messages, self._messages = self._messages, []
         return messages
 
-    def _when_of_package(self, name: str, original: Callable, method: Callable) -> Callable:
-        def started(*arguments: Any, **options: Any) -> Any:
+    def _when_of_package(self, function: Callable, method: Callable) -> Callable:
+        def called(*arguments: Any, **options: Any) -> Any:
             if not sys._getframe(1).f_globals["__name__"].startswith(self._package):
-                return original(*arguments, **options)
-            return method(name, original, *arguments, **options)
+                return function(*arguments, **options)
+            return method(function, *arguments, **options)
 
-        return started
+        return called
 
-    def _objects(self, name: str, original: Callable, *arguments: Any, group: dist.ProcessGroup, **options: Any) -> Any:
-        self._note(group, name)
+    def _objects(self, function: Callable, *arguments: Any, group: dist.ProcessGroup, **options: Any) -> Any:
+        self._note(group, function.__name__)
         with _disable_current_modes():  # of a modelled device, to which torch does not bring objects
-            return original(*arguments, group=group, **options)
+            return function(*arguments, group=group, **options)
 
-    def _all_reduce(
-        self,
-        name: str,
-        original: Callable,
-        values: Tensor,
-        op: dist.ReduceOp = dist.ReduceOp.SUM,
-        *,
-        group: dist.ProcessGroup,
-        async_op: bool = False,
-    ) -> Any:
+    def _all_reduce(self, function: Callable, values: Tensor, op: Any = dist.ReduceOp.SUM, **options: Any) -> Any:
         check_tensor(values)
-        self._note(group, f"{name} {values.dtype} {op}", (values.numel(),))
-        if not async_op:
-            return original(values, op, group=group)
+        self._note(options["group"], f"{function.__name__} {values.dtype} {op}", (values.numel(),))
+        if not options.get("async_op"):
+            return function(values, op, **options)
         arriving = copied(values)
-        return InFlight(original(arriving, op, group=group, async_op=True), values, arriving)
+        return InFlight(function(arriving, op, **options), values, arriving)
 
     def _all_to_all(
-        self,
-        name: str,
-        original: Callable,
-        incoming: Tensor,
-        outgoing: Tensor,
-        received: Sequence[int] | None = None,
-        sent: Sequence[int] | None = None,
-        *,
-        group: dist.ProcessGroup,
-        async_op: bool = False,
+        self, function: Callable, incoming: Tensor, outgoing: Tensor, *splits: Sequence[int], **options: Any
     ) -> Any:
         for tensor in (incoming, outgoing):
             check_tensor(tensor)
-        equal = [1] * group.size()
-        kind = f"{name} {outgoing.dtype} {incoming.dtype}"
-        self._note(group, kind, sent or equal, received or equal)
-        if not async_op:
-            return original(incoming, outgoing, received, sent, group=group)
+        group = options["group"]
+        received, sent = splits or ([1] * group.size(),) * 2
+        self._note(group, f"{function.__name__} {outgoing.dtype} {incoming.dtype}", sent, received)
+        if not options.get("async_op"):
+            return function(incoming, outgoing, *splits, **options)
         arriving, leaving = copied(incoming), copied(outgoing)
-        pending = original(arriving, leaving, received, sent, group=group, async_op=True)
-        return InFlight(pending, incoming, arriving, (outgoing, leaving))
+        return InFlight(function(arriving, leaving, *splits, **options), incoming, arriving, (outgoing, leaving))
 
     def _note(
         self, group: dist.ProcessGroup, kind: str, sent: Sequence[int] = (), received: Sequence[int] = ()
