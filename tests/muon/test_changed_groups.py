@@ -204,7 +204,7 @@ def test_a_step_is_captured_only_if_every_group_asks_for_it(kernel, monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     optimizer = kernel.Muon(named_parameters().items(), capturable=True)
-    optimizer.param_groups[-1]["capturable"] = False
+    optimizer.add_param_group({"params": [("more.bias", Parameter(torch.ones(4)))], "capturable": False})
     with pytest.raises(RuntimeError, match="only with Muon"):
         optimizer.step()
 

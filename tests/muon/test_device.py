@@ -108,9 +108,7 @@ def test_scaled_steps_have_the_bits_of_unscaled_ones(kernel, device, dtype, capt
     """And a step with an infinite gradient moves nothing; the scale is a power of two, which divides out exactly."""
     start = drawn(0)
     plain, scaled = copied(start), copied(start)
-    without, within = muon(kernel, plain, dtype), muon(kernel, scaled, dtype)
-    for group in within.param_groups:
-        group["capturable"] = capturable
+    without, within = muon(kernel, plain, dtype), muon(kernel, scaled, dtype, capturable=capturable)
     scaler = torch.amp.GradScaler(device, init_scale=1024.0, growth_interval=10**6)
     scaler.scale(torch.ones(()))  # which makes its tensors
     for step, overflow in enumerate([False, False, True, False]):

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.small_model import gradient_of, named_parameters, same_bits, set_gradients, state_of, take_steps
@@ -177,8 +178,8 @@ def test_loops_see_that_an_overflow_was_no_step(kernel):
 
 
 def test_only_a_step_that_may_be_captured_unscales_by_itself(kernel):
-    """Lightning's plugin for mixed precision refuses to clip gradients for an optimizer that does. It is live."""
+    """Lightning's plugin for mixed precision refuses to clip gradients for an optimizer that does."""
     optimizer = kernel.Muon(named_parameters().items())
     assert not optimizer._step_supports_amp_scaling
-    optimizer.param_groups[1]["capturable"] = True
+    optimizer.add_param_group({"params": [("more.bias", Parameter(torch.ones(4)))], "capturable": True})
     assert optimizer._step_supports_amp_scaling

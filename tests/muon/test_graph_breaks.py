@@ -37,6 +37,39 @@ def test_what_a_function_sets_before_the_step_counts_in_it(kernel, backend):
         trained(*made(kernel), torch.compile(function, backend=backend, fullgraph=True))
 
 
+@pytest.mark.parametrize("settings", [{}, {"stochastic_rounding": True}, {"offload": True}], ids=str)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_function_that_sets_rates_makes_no_group_capturable(kernel, settings, when):
+    """The tracer sets that in its copy of a group, and writes the copy back with the rate."""
+
+    def function(params, optimizer):
+        if when == "after":
+            optimizer.step()
+        for group in optimizer.param_groups:
+            group["lr"] = 0.5 * group["lr"]
+        if when == "before":
+            optimizer.step()
+
+    def run(function):
+        params, optimizer = made(kernel, **settings)
+        return trained(params, optimizer, function), optimizer
+
+    expected, _ = run(function)
+    found, optimizer = run(torch.compile(function, backend="eager"))
+    assert same_bits(found, expected) and not optimizer._step_supports_amp_scaling
+    assert not any(group["capturable"] for group in optimizer.state_dict()["param_groups"])
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_group_is_capturable_as_it_was_made_or_loaded(kernel, saved):
+    (_, here), (_, there) = made(kernel, capturable=not saved), made(kernel, capturable=saved)
+    here.param_groups[0]["capturable"] = saved
+    assert [group["capturable"] for group in here.state_dict()["param_groups"]] == [not saved] * 2
+    with pytest.warns(UserWarning, match=f"capturable={saved} instead of {not saved}"):
+        here.load_state_dict(there.state_dict())
+    assert here._step_supports_amp_scaling == saved
+
+
 def test_a_tracer_that_looks_otherwise_breaks_the_graph(kernel, monkeypatch):
     expected = trained(*made(kernel), plain_step)
     monkeypatch.delattr(ComptimeContext, "_i_will_not_complain_if_bc_breaks_InstructionTranslator")

@@ -101,8 +101,7 @@ def test_steps_below_bfloat16s_resolution_add_up(kernel):
 
 @pytest.mark.parametrize("capturable", [False, True])
 def test_scaled_training_takes_overflows_for_no_steps(kernel, capturable):
-    halves, ours, wholes, reference = pair(kernel)
-    ours.param_groups[0]["capturable"] = capturable
+    halves, ours, wholes, reference = pair(kernel, capturable=capturable)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
     scaler.scale(torch.zeros(()))
     for seed, overflow in enumerate([True, False, True, False, False]):

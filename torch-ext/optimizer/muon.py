@@ -161,6 +161,7 @@ class Muon(Optimizer):
             pass. Its key `report` is a function called one step later with the counts of clipped and non-finite heads.
         capturable: allow a CUDA graph to capture the whole step. A replay uses the numbers that groups had at capture,
             except tensors on the GPU, which it reads again. Capturing a step of matrices that ranks share raises.
+            Set in a group later, it has no effect: a tracer of torch.compile does that.
         release_grads: set `.grad` of a matrix to None as soon as it has been read.
         cuda_graphs: let `warmup()` capture the orthogonalization of batches on a GPU in CUDA graphs. A step replays
             each in one launch. All graphs share one pool of memory, as large as the largest batch or
@@ -559,13 +560,15 @@ class Muon(Optimizer):
         super().__setstate__(state)
         if "_graphs" not in self.__dict__:  # a copy makes its own
             self._graphs = UpdateGraphs()
-            self._planned = self._nothing_planned()
+        else:
+            self._planned.synchronize()
+        self._planned = self._nothing_planned()
         self._is_made = True
         self._handle = handle_of(self)
-        self._planned.forget()
         self._agreement.forget()
 
     def _take_step(self, closure: Optional[Callable[[], Any]]) -> Any:
+        self._planned.restore_capturable_(self.param_groups)
         check_capture(self.param_groups, self._clip is not None and self._clip.report is not None)
         self._check_last_step()
         check_closure(closure)

@@ -45,6 +45,8 @@ class Planned:
         self.workspace: Optional[Workspace] = None
         self._known_state: Optional[KnownState] = None  # of the plan
         self._checked_settings: Sequence[Any] = ()
+        # By the `id` of a group's list of parameters: the list, and whether the group was made `capturable`.
+        self._capturable: dict[int, tuple[list[Tensor], bool]] = {}
         self._workspace_for: Sequence[Any] = ()
         self._exchange, self._replica_ranks, self._release_grads = exchange, replica_ranks, release_grads
         self._clip, self._agreement, self._graphs = clip, agreement, graphs
@@ -82,6 +84,16 @@ class Planned:
         self._bring_workspace(groups, state)
         return gradients
 
+    def restore_capturable_(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Give each group, in place, the `capturable` that it had when it was first seen here.
+
+        The tracer of torch.compile sets it in its copy of each group, and writes a copy back that the function changes.
+        """
+        seen = {id(group["params"]): (group["params"], group["capturable"]) for group in groups}
+        self._capturable = {key: self._capturable.get(key, new) for key, new in seen.items()}
+        for group in groups:
+            _, group["capturable"] = self._capturable[id(group["params"])]
+
     def forget(self) -> None:
         """Have no plan and no workspace until the next refresh."""
         self.synchronize()
@@ -94,6 +106,7 @@ class Planned:
 
     def _check_settings_(self, groups: Sequence[dict[str, Any]]) -> bool:
         """Make the settings of groups plain in place, and return whether any was changed that no scheduler sets."""
+        self.restore_capturable_(groups)
         make_live_numbers_plain_(groups)
         if are_same(compared_settings(groups), self._checked_settings):
             return False
