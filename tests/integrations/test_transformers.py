@@ -5,11 +5,17 @@ The Trainer makes an instance of `MuonFactory` and calls it with the model, so t
 precedence.
 """
 
+import contextlib
 import copy
+import os
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 import transformers
+from accelerate.state import AcceleratorState, DistributedType, GradientState, PartialState
+from torch.distributed.tensor import DTensor
 
 from tests.integrations.training import LENGTH, VOCABULARY, branches, text
 from tests.support.small_model import same_bits
@@ -19,24 +25,29 @@ SIZES = dict(n_embd=32, n_head=4, n_layer=2, vocab_size=VOCABULARY, n_positions=
 WITHOUT_DROPOUT = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 
 
-@pytest.fixture
-def model():
+def gpt2():
     torch.manual_seed(0)
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES, **WITHOUT_DROPOUT))
 
 
-@pytest.fixture
-def train_dataset():
+def sequences():
     tokens = text()
     return [{"input_ids": x, "labels": x} for x in tokens[: len(tokens) // LENGTH * LENGTH].view(-1, LENGTH)]
 
 
-@pytest.fixture
-def arguments(tmp_path):
+def arguments_in(folder, **options):
     transformers.logging.set_verbosity_error()
     common = dict(per_device_train_batch_size=8, use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=1)
-    common |= dict(output_dir=tmp_path / "run", save_strategy="no", max_steps=12, learning_rate=0.02, weight_decay=0.1)
-    return lambda **options: transformers.TrainingArguments(**{**common, **options})
+    common |= dict(output_dir=folder, save_strategy="no", max_steps=12, learning_rate=0.02, weight_decay=0.1)
+    return transformers.TrainingArguments(**{**common, **options})
+
+
+model, train_dataset = pytest.fixture(gpt2, name="model"), pytest.fixture(sequences, name="train_dataset")
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    return lambda **options: arguments_in(tmp_path / "run", **options)
 
 
 def losses(trainer):
@@ -128,3 +139,61 @@ def test_training_arguments_count_and_settings_beside_them_count_more(optimizer,
     groups = trainer.create_optimizer().param_groups
     assert {group["lr"] for group in groups} == {0.02} and {group["weight_decay"] for group in groups} == {0.0, 0.2}
     assert {(*group["adamw_betas"], group["adamw_eps"]) for group in groups} == {(0.3, 0.999, 1e-6)}
+
+
+@contextlib.contextmanager
+def launched():
+    """A process of a pool, as torchrun would have started it."""
+    rank, size = str(dist.get_rank()), str(dist.get_world_size())
+    variables = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, OMP_NUM_THREADS="1")
+    with mock.patch.dict(os.environ, variables):
+        try:
+            yield
+        finally:
+            AcceleratorState._reset_state(reset_partial_state=True)
+            GradientState._reset_state()
+
+
+# Without clipping, because the parts of shards are summed in another order in the norm of all gradients.
+IN_ORDER = dict(train_sampling_strategy="sequential", max_steps=6, warmup_steps=2, max_grad_norm=0.0)
+SHARDED = dict(fsdp=True, fsdp_config={"version": 2, "state_dict_type": "SHARDED_STATE_DICT"})
+
+
+def train_in_processes(kernel, folder, sharded):
+    """Train, and resume from the middle: all of the model's tensors, both times, and whether the ranks share them."""
+    options = dict(per_device_train_batch_size=4, save_strategy="steps", save_steps=3, ddp_backend="gloo")
+    with launched():
+        args = arguments_in(folder, **IN_ORDER, **options, **(SHARDED if sharded else {}))
+        settings = {"args": args}
+        if sharded:  # accelerate takes FSDP for a matter of GPUs
+            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        else:
+            settings["exchange"] = kernel.ExchangeOptions(process_group=dist.group.WORLD)
+
+        def run(resume=None):
+            muon = (kernel.MuonFactory, settings)
+            trainer = transformers.Trainer(gpt2(), args, train_dataset=sequences(), optimizer_cls_and_kwargs=muon)
+            trainer.train(resume_from_checkpoint=resume)
+            tensors = {name.removeprefix("module."): value for name, value in trainer.model.state_dict().items()}
+            whole = {
+                name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in tensors.items()
+            }
+            return whole, trainer.optimizer.optimizer._step_supports_amp_scaling  # so are optimizers that ranks share
+
+        first, shared = run()
+        resumed, _ = run(f"{folder}/checkpoint-3")
+        return first, resumed, shared
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["DDP", "FSDP2"])
+def test_two_processes_equal_one_and_resume_with_the_same_bits(
+    optimizer, model, arguments, train_dataset, pools, tmp_path, sharded
+):
+    """Two processes train as one does that accumulates their batches, and resume with the same bits (DDP, FSDP2)."""
+    args = arguments(**IN_ORDER, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    muon = (optimizer.MuonFactory, {"args": args})
+    transformers.Trainer(model, args, train_dataset=train_dataset, optimizer_cls_and_kwargs=muon).train()
+    expected = model.state_dict()
+    for first, resumed, shared in pools(2).run(train_in_processes, str(tmp_path / "processes"), sharded):
+        assert same_bits(first, expected) and same_bits(resumed, expected)
+        assert shared
