@@ -189,7 +189,7 @@ def train_in_processes(kernel, folder, sharded):
 def test_two_processes_equal_one_and_resume_with_the_same_bits(
     optimizer, model, arguments, train_dataset, pools, tmp_path, sharded
 ):
-    """Two processes train as one does that accumulates their batches, and resume with the same bits (DDP, FSDP2)."""
+    """Two processes train as one does that accumulates their batches, and resume with the same bits."""
     args = arguments(**IN_ORDER, per_device_train_batch_size=4, gradient_accumulation_steps=2)
     muon = (optimizer.MuonFactory, {"args": args})
     transformers.Trainer(model, args, train_dataset=train_dataset, optimizer_cls_and_kwargs=muon).train()
