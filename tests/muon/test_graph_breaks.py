@@ -55,8 +55,8 @@ def test_a_function_that_sets_rates_makes_no_group_capturable(kernel, settings, 
         return trained(params, optimizer, function), optimizer
 
     expected, _ = run(function)
-    found, optimizer = run(torch.compile(function, backend="eager"))
-    assert same_bits(found, expected) and not optimizer._step_supports_amp_scaling
+    compiled, optimizer = run(torch.compile(function, backend="eager"))
+    assert same_bits(compiled, expected) and not optimizer._step_supports_amp_scaling
     assert not any(group["capturable"] for group in optimizer.state_dict()["param_groups"])
 
 
