@@ -61,6 +61,55 @@ def test_a_dispute_of_some_ranks_at_their_first_meeting_stops_all_that_share_wit
         assert all(("'lr': 0.3" if rank < 2 else f"shares up.bias {FROM_OTHERS}") in error for _, error, _ in errors)
 
 
+def joined_later(kernel) -> bool:
+    """Ranks add a matrix that they share, after rank 0 has taken one step more with a matrix of its own."""
+    alone = nn.Parameter(torch.ones(4, 5))
+    optimizer = kernel.Muon([("alone.weight", alone)], lr=0.1)
+    for _ in range(2 - dist.get_rank()):
+        alone.grad = torch.ones_like(alone)
+        optimizer.step()
+    shared = nn.Parameter(distribute_tensor(torch.ones(8, 6), mesh_of((2,)), [Shard(0)]))
+    optimizer.add_param_group({"params": [("shared.weight", shared)]})
+    for _ in range(2):
+        shared.grad = torch.ones_like(shared)
+        optimizer.step()
+    return not torch.equal(shared.to_local(), torch.ones_like(shared.to_local()))
+
+
+@on_every_backend(2)
+def test_ranks_count_the_steps_that_they_have_taken_together(pools):
+    assert pools(2).run(joined_later) == [True] * 2
+
+
+def missed_by_a_pair(kernel) -> list[tuple[str, bool]]:
+    """Ranks 0 and 1 do not agree on a plan in the second of three steps; each shares a bias with another rank.
+
+    Returns, of each step, its error, and whether the bias moved.
+    """
+    mesh = mesh_of((2, 2))
+    torch.manual_seed(0)
+    matrix = nn.Parameter(distribute_tensor(torch.randn(8, 6), mesh["y"], [Shard(0)]))
+    bias = nn.Parameter(distribute_tensor(torch.randn(8), mesh["x"], [Replicate()]))
+    optimizer, steps = kernel.Muon([("up.weight", matrix), ("up.bias", bias)], lr=0.1), []
+    for step in range(3):
+        matrix.grad, bias.grad = torch.ones_like(matrix), torch.ones_like(bias)
+        optimizer.param_groups[0]["ns_steps"] = 4 if step == 1 and dist.get_rank() == 0 else 5
+        before, error = bias.to_local().clone(), ""
+        try:
+            optimizer.step()
+        except (ValueError, RuntimeError) as raised:
+            error = str(raised)
+        steps.append((error, not torch.equal(bias.to_local(), before)))
+    return steps
+
+
+def test_a_step_that_only_some_copies_have_taken_is_named_by_the_next_ones(pools):
+    for rank, (first, second, third) in enumerate(pools(4).run(missed_by_a_pair)):
+        assert first == ("", True)
+        assert second[1] == (rank > 1) and ("'ns_steps': 4" in second[0]) == (rank < 2)
+        assert "one has taken a step in which the other had an error" in third[0] and not third[1]
+
+
 def steps_of_a_chain(kernel) -> tuple[str, list[bool]]:
     """Vectors of pairs of ranks, the rate of the last of which differs on rank 3 in the first of two steps.
 

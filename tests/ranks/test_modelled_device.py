@@ -170,6 +170,38 @@ def test_a_step_that_ranks_took_otherwise_changes_nothing_and_the_next_one_raise
         assert all(same)
 
 
+def swap_once(kernel, case: Case, leaves_out: bool):
+    """In the second of four turns rank 3 takes the steps of two optimizers in another order, or leaves the first out.
+
+    Returns the errors of each turn, and the turns in which parameters moved.
+    """
+    with on_modelled_device(kernel):
+        runs, odd, errors, moved = [Run(kernel, case), Run(kernel, case)], dist.get_rank() == 3, [], []
+        for turn in range(4):
+            order = runs[::-1] if turn == 1 and odd else runs
+            before, errors_here = [run.wholes() for run in runs], []
+            for run in order[: 1 if leaves_out and turn == 1 and odd else 2]:
+                try:
+                    run.step()
+                except RuntimeError as error:
+                    errors_here.append(str(error))
+            if leaves_out and turn == 1 and odd:  # which reads what was left unread, as the others' second step has
+                with pytest.raises(RuntimeError, match="ranks do not do the same"):
+                    runs[0].optimizer.state_dict()
+            errors.append(errors_here)
+            moved.append(not all(map(bits_equal, before[0], runs[0].wholes())))
+        return errors, moved
+
+
+@pytest.mark.parametrize("leaves_out", [False, True], ids=["swapped", "left out"])
+def test_optimizers_in_one_order_again_go_on(pools, leaves_out):
+    for rank, (errors, moved) in enumerate(pools(4).run(swap_once, Case(SPECS, {"lr": 0.02}), leaves_out)):
+        assert errors[0] == errors[2] == errors[3] == []
+        assert len(errors[1]) == (0 if leaves_out and rank == 3 else 1)
+        assert all("ranks do not do the same" in error for error in errors[1])
+        assert moved == [True, False, True, True]
+
+
 def overflow_somewhere(kernel, case: Case) -> list[bool]:
     """Rank 1 alone finds that gradients overflow."""
     with on_modelled_device(kernel):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections import Counter
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 import torch
@@ -28,7 +29,8 @@ _GIVE_ZEROS = " for their parts: give them zeros before the step, p.grad = torch
 class Statement(NamedTuple):
     """What a rank reports about its next action on shared parameters."""
 
-    act: str  # such as `step 5`
+    act: str  # such as `step`
+    number: Optional[int]  # of the step among those that the ranks have taken together
     optimizer: str  # identifies it among the optimizers of the same ranks
     has_number: bool  # whether the ranks have met and numbered it, under any plan
     has_met: bool  # whether it has met these ranks before with this plan
@@ -40,7 +42,8 @@ class Statement(NamedTuple):
     @property
     def identity(self) -> str:
         """The text that must be equal on all ranks, or their messages do not match."""
-        return f"{self.act} of {self.optimizer} with plan {self.digest[:12]}"
+        number = "" if self.number is None else f" {self.number}"
+        return f"{self.act}{number} of {self.optimizer} with plan {self.digest[:12]}"
 
     def codes(self, terms: Terms) -> tuple[int, int, int]:
         """Return numbers whose sums over the ranks are 0 if actions, settings and present gradients agree."""
@@ -90,6 +93,7 @@ class Meeting:
 
     def __init__(self, ranks: Ranks, terms: Terms, statement: Statement):
         self.ranks, self.terms, self._statement = ranks, terms, statement
+        self._counted_in: Counter[Ranks] = Counter()
         self._names = listed(terms.names)
         self._grad_scale: Optional[Tensor] = None
         self._sums: Optional[HostCopy] = None
@@ -109,6 +113,11 @@ class Meeting:
         all_reduce_sum_(values, self.ranks, self._statement.act, self._names)
         self._sums = HostCopy(values)
         return (values[:-1] != 0).any().reshape(1).to(torch.float32)  # all but `new`
+
+    def count_(self, steps: Counter[Ranks]) -> None:
+        """Count a step of these ranks in `steps`; it is taken off again when it turns out that they disagreed."""
+        steps[self.ranks] += 1
+        self._counted_in = steps
 
     @property
     def is_known(self) -> bool:
@@ -136,6 +145,7 @@ class Meeting:
         sums = self._result()
         if not sums.disagree:
             return None
+        self._counted_in[self.ranks] -= 1
         statements = self._statements()
         if sums.actions:
             return self._in_words(statements)
@@ -171,6 +181,11 @@ class Meeting:
         elif not all(numbered.values()):
             new = odd if numbered[first] else first
             hint = f": rank {new} has loaded a state, or has a new optimizer. Do the same on all ranks"
+        elif len({statements[rank]._replace(number=None).identity for rank in (first, odd)}) == 1:
+            hint = (
+                ": one has taken a step in which the other had an error, so what they share differs. Load model and "
+                "optimizer from one checkpoint on all ranks"
+            )
         return (
             f"ranks do not do the same with {self._names}, and nothing that they share was changed: rank {first} was "
             f"in {statements[first].identity}, rank {odd} in {statements[odd].identity}{hint}"

@@ -59,7 +59,7 @@ class RankAgreement:
     def forget(self) -> None:
         """Forget the other ranks, so that the next meeting is a first one."""
         self._registered: dict[Ranks, Registration] = {}
-        self._steps = 0
+        self._steps: Counter[Ranks] = Counter()  # that each set of ranks has taken together
         self._compared: set[Ranks] = set()  # sets of ranks that have compared their copies
         self._uncompared: Sequence[Meeting] = ()  # of this step
         self._read: Sequence[Meeting] = ()  # of this step
@@ -81,8 +81,9 @@ class RankAgreement:
         Gradients overflow on all ranks of a set or on none. If ranks disagree, their gradients count as overflowing, so
         nothing that they share changes; `end_step` reports it. Raises the errors of `meet`.
         """
-        meetings, overflows = self._meet(f"step {self._steps + 1}", terms, groups, scaling)
-        self._steps += 1
+        meetings, overflows = self._meet("step", terms, groups, scaling)
+        for meeting in meetings:
+            meeting.count_(self._steps)
         self._read = [meeting for meeting in meetings if meeting.is_known]
         self._uncompared = [meeting for meeting in meetings if meeting.ranks not in self._compared]
         shared = {ranks: scaling._replace(found_inf=overflow) for ranks, overflow in overflows.items()}
@@ -136,9 +137,9 @@ class RankAgreement:
             known = self._registered.get(ranks)
             is_new = known is None or known.digest != shared.digest
             name = f"new optimizer {self._seniority(ranks)}" if known is None else f"optimizer {known.number}"
-            absent = absent_of(shared, groups) if act.startswith("step") else ()
+            absent, step = (absent_of(shared, groups), self._steps[ranks] + 1) if act == "step" else ((), None)
             settings = shared.settings(groups)
-            statement = Statement(act, name, known is not None, not is_new, shared.digest, settings, absent)
+            statement = Statement(act, step, name, known is not None, not is_new, shared.digest, settings, absent)
             meeting = Meeting(ranks, shared, statement)
             overflows[ranks] = meeting.overflow(scaling)
             meetings.append(meeting)
