@@ -120,6 +120,8 @@ class NarrowDevice(TorchDispatchMode):
             raise RuntimeError(f"{operation} has operands on {self.device} and on the CPU")
         wanted = kwargs.get("device")
         to_device = bool(here) if wanted is None else torch.device(wanted).type == self.device.type
+        if name == COPY and to_device and not here and kwargs.get("non_blocking"):
+            raise RuntimeError(f"{self.device} may read {operands[0].shape} on the CPU after it is changed or freed")
         self.operations[name] += to_device
         is_deferred = bool(here) and not to_device and kwargs.get("non_blocking", False)
         self.waits += bool(here) and (name == "_local_scalar_dense" or not to_device) and not is_deferred

@@ -1,4 +1,4 @@
-"""Numbers of a device in host memory, for which nobody waits before they are read."""
+"""Numbers on their way between a device and host memory, for which nobody waits before they are read."""
 
 from __future__ import annotations
 
@@ -38,3 +38,11 @@ class HostCopy:
     def _wait(self) -> None:
         if self._copied is not None:
             self._copied.synchronize()
+
+
+def read_at_once(value: Tensor, device: torch.device) -> bool:
+    """Whether a copy to `device` that is not waited for has read `value` when the call returns.
+
+    CUDA reads ordinary memory at once, and pinned memory later. Other devices may read both later.
+    """
+    return device.type == "cuda" and value.is_cpu and not value.is_pinned()

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from ..iteration import DTYPES
 from ..kernels.formats import exact_dtype
-from ..kernels.host_copy import HostCopy
+from ..kernels.host_copy import HostCopy, read_at_once
 from ..kernels.user_warnings import warn_user
 from ..parameters.names import repeated
 from ..plan.layout import layout_of
 from ..plan.process_groups import Ranks, all_reduce_max_, this_rank, world_size
-from ..rules.decay import read_at_once
 from ..rules.scaling import Scalings
 from .heads import Attention, attentions, clip_settings
 from .weights import Layer, without_positions

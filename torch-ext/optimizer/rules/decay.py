@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.formats import exact_dtype
+from ..kernels.host_copy import read_at_once
 from .fallback import FallbackRule
 
 Number = Union[float, Tensor]
@@ -62,14 +63,6 @@ def on_device(value: Number, device: torch.device) -> Tensor:
     if not isinstance(value, Tensor):
         return torch.full((), value, dtype=exact_dtype(device), device=device)
     return value.reshape(()).to(device, exact_dtype(device), non_blocking=read_at_once(value, device))
-
-
-def read_at_once(value: Tensor, device: torch.device) -> bool:
-    """Whether a copy to `device` that is not waited for has read `value` when the call returns.
-
-    CUDA reads ordinary memory at once, and pinned memory later. Other devices may read both later.
-    """
-    return device.type == "cuda" and value.is_cpu and not value.is_pinned()
 
 
 def taken_by_decay(rule: FallbackRule, like: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ from typing import Mapping, NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from ..kernels.host_copy import read_at_once
+
 
 class GradientScaling(NamedTuple):
     """The gradients' factor, and 1 if they overflowed, else 0: float32 tensors of one element, or None if unscaled."""
@@ -15,9 +17,14 @@ class GradientScaling(NamedTuple):
     found_inf: Optional[Tensor]
 
     def on(self, device: torch.device) -> GradientScaling:
-        """Return both tensors on `device`. The host waits only for a copy from another device to the CPU."""
-        to_cpu = device.type == "cpu"
-        return GradientScaling(*(t if t is None else t.to(device, non_blocking=not to_cpu) for t in self))
+        """Return both tensors on `device`. The host waits where that is the CPU, or may read the CPU's memory later."""
+        return GradientScaling(
+            *(t if t is None else t.to(device, non_blocking=_need_not_wait(t, device)) for t in self)
+        )
+
+
+def _need_not_wait(value: Tensor, device: torch.device) -> bool:
+    return read_at_once(value, device) if value.is_cpu else device.type != "cpu"
 
 
 UNSCALED = GradientScaling(None, None)

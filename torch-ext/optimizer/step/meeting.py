@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Seque
 import torch
 from torch import Tensor
 
-from ..kernels.host_copy import HostCopy
+from ..kernels.host_copy import HostCopy, read_at_once
 from ..parameters.groups import listed
 from ..parameters.settings import Group
 from ..plan.differences import difference_of_lines, difference_of_settings
@@ -104,7 +104,8 @@ class Meeting:
         `scaling` is what GradScaler says on this rank. All ranks must call it.
         """
         here = Sums(0, 0, *self._statement.codes(self.terms), int(not self._statement.has_met))
-        values = torch.tensor(here, dtype=torch.int64, device="cpu").to(self.terms.device, non_blocking=True)
+        values, device = torch.tensor(here, dtype=torch.int64, device="cpu"), self.terms.device
+        values = values.to(device, non_blocking=read_at_once(values, device))
         if scaling.found_inf is not None:
             values[:1].copy_(scaling.found_inf.reshape(1) != 0)
         if scaling.grad_scale is not None:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..kernels.formats import exact_dtype
+from ..kernels.host_copy import read_at_once
 from ..parameters.settings import Group
 from ..plan.layout import local_part
-from ..rules.decay import read_at_once
 from .finish import UpdateNorms
 
 
