@@ -222,7 +222,7 @@ def steps_after_a_load(kernel, case: Case):
     optimizer, params = built(kernel, case)
     set_gradients(case, params, 1)
     optimizer.step()
-    optimizer._agreement._steps += dist.get_rank() == 2
+    optimizer._agreement._steps[0, 1, 2, 3] += dist.get_rank() == 2
     return error_of_step(case, optimizer, params, 2)
 
 
