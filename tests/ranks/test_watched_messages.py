@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support.rank_pool import JobError
 from tests.support.watched_messages import InFlight, Message, check_tensor, check_together
 
 PAIR = (0, 1)
@@ -73,11 +74,10 @@ def test_tensors_that_are_written_to_on_their_way_are_told(which, words):
         pending.wait()
 
 
-def sends_too_early(kernel) -> int:
-    """A message that the package itself starts is watched."""
+def sends_what_has_strides(kernel) -> None:
     kernel.plan.process_groups.all_reduce_sum_(torch.zeros(2, 3).T, (0, 1), "nothing")
 
 
 def test_messages_of_the_package_are_watched(pools):
-    with pytest.raises(Exception, match="NCCL sends no tensor of shape"):
-        pools(2).run(sends_too_early)
+    with pytest.raises(JobError, match="NCCL sends no tensor of shape"):
+        pools(2).run(sends_what_has_strides)

@@ -19,7 +19,7 @@ def test_a_rate_reaches_torchs_adamw_as_that_reads_it(kernel):
 
 def test_only_cuda_reads_the_memory_of_a_copy_at_once(kernel):
     """Elsewhere a copy that is not waited for may read it when somebody has freed or changed it."""
-    read_at_once = kernel.rules.decay.read_at_once
+    read_at_once = kernel.kernels.host_copy.read_at_once
     assert read_at_once(EXACT, torch.device("cuda", 0))
     assert not any(read_at_once(EXACT, torch.device(kind)) for kind in ("cpu", "mps", "xpu"))
     assert not read_at_once(EXACT.to(ELSEWHERE), torch.device("cuda", 0))

@@ -41,7 +41,7 @@ from .plan.process_groups import ranks_of
 from .qk_clip.clip import QKClip
 from .rules.scaling import GradientScaling, Scalings
 from .step.batch import update_local_
-from .step.capture import check_capture, check_captured_plan
+from .step.capture import check_capture, check_captured_plan, is_capturing
 from .step.change import Change
 from .step.copies import check_copies
 from .step.fallback import update_fallback_
@@ -568,7 +568,8 @@ class Muon(Optimizer):
         self._agreement.forget()
 
     def _take_step(self, closure: Optional[Callable[[], Any]]) -> Any:
-        self._planned.restore_capturable_(self.param_groups)
+        if is_capturing():  # else the refresh does it
+            self._planned.restore_capturable_(self.param_groups)
         check_capture(self.param_groups, self._clip is not None and self._clip.report is not None)
         self._check_last_step()
         check_closure(closure)

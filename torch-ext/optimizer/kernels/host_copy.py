@@ -40,6 +40,12 @@ class HostCopy:
             self._copied.synchronize()
 
 
+def moved(values: Tensor, device: torch.device, dtype: Optional[torch.dtype] = None) -> Tensor:
+    """Return `values` on `device`; the host waits where that is the CPU, or may read the CPU's memory later."""
+    need_not_wait = read_at_once(values, device) if values.is_cpu else device.type != "cpu"
+    return values.to(device, dtype, non_blocking=need_not_wait)
+
+
 def read_at_once(value: Tensor, device: torch.device) -> bool:
     """Whether a copy to `device` that is not waited for has read `value` when the call returns.
 

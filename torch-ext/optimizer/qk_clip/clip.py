@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..iteration import DTYPES
 from ..kernels.formats import exact_dtype
-from ..kernels.host_copy import HostCopy, read_at_once
+from ..kernels.host_copy import HostCopy, moved
 from ..kernels.user_warnings import warn_user
 from ..parameters.names import repeated
 from ..plan.layout import layout_of
@@ -135,7 +135,7 @@ class QKClip:
         if logits.numel():
             largest = self._largest[attention.first : attention.first + heads]
             seen = logits.detach().reshape(-1, heads).amax(0).to(largest.dtype)
-            torch.maximum(largest, _moved(seen, largest.device), out=largest)
+            torch.maximum(largest, moved(seen, largest.device), out=largest)
 
     def forget(self) -> None:
         """Forget observed logits, and report no counts of the last step: weights and state are about to be replaced."""
@@ -178,7 +178,7 @@ class QKClip:
         gamma = (threshold / largest.to(self._exponents.dtype)).masked_fill(~clipped, 1.0)
         of_runs = gamma[self._heads_of_run].amin(1).pow(self._exponents).float()
         of_rows, sizes = of_runs[self._run_of_row], list(self._rows.values())
-        scales = {device: _moved(of_rows, device).split(sizes) for device in self.devices}
+        scales = {device: moved(of_rows, device).split(sizes) for device in self.devices}
         largest.masked_fill_(is_taken, -torch.inf)
         self._unreported = None if self.report is None else HostCopy(self.counts)
         weights = [self._parameters[name] for name in self._rows]
@@ -212,8 +212,3 @@ class QKClip:
         exponents = [run.exponent for run in runs]
         self._exponents = torch.tensor(exponents, dtype=exact_dtype(device), device=device)  # (runs)
         self._run_of_row = torch.repeat_interleave(rows).to(device)  # one entry for each row of all weights
-
-
-def _moved(values: Tensor, device: torch.device) -> Tensor:
-    """Return values on `device`; the host waits only for a copy from another device to the CPU."""
-    return values.to(device, non_blocking=read_at_once(values, device))

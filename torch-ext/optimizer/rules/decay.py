@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.formats import exact_dtype
-from ..kernels.host_copy import read_at_once
+from ..kernels.host_copy import moved
 from .fallback import FallbackRule
 
 Number = Union[float, Tensor]
@@ -62,7 +62,7 @@ def on_device(value: Number, device: torch.device) -> Tensor:
     # Filled on the device: a copy from the CPU would wait for it, and cannot be captured in a graph.
     if not isinstance(value, Tensor):
         return torch.full((), value, dtype=exact_dtype(device), device=device)
-    return value.reshape(()).to(device, exact_dtype(device), non_blocking=read_at_once(value, device))
+    return moved(value.reshape(()), device, exact_dtype(device))
 
 
 def taken_by_decay(rule: FallbackRule, like: Tensor) -> Tensor:

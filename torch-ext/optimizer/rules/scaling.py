@@ -7,7 +7,7 @@ from typing import Mapping, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from ..kernels.host_copy import read_at_once
+from ..kernels.host_copy import moved
 
 
 class GradientScaling(NamedTuple):
@@ -17,14 +17,8 @@ class GradientScaling(NamedTuple):
     found_inf: Optional[Tensor]
 
     def on(self, device: torch.device) -> GradientScaling:
-        """Return both tensors on `device`. The host waits where that is the CPU, or may read the CPU's memory later."""
-        return GradientScaling(
-            *(t if t is None else t.to(device, non_blocking=_need_not_wait(t, device)) for t in self)
-        )
-
-
-def _need_not_wait(value: Tensor, device: torch.device) -> bool:
-    return read_at_once(value, device) if value.is_cpu else device.type != "cpu"
+        """Return both tensors on `device`, by `moved`."""
+        return GradientScaling(*(t if t is None else moved(t, device) for t in self))
 
 
 UNSCALED = GradientScaling(None, None)

@@ -16,7 +16,7 @@ def check_capture(groups: Sequence[Group], reports: bool) -> None:
 
     `reports` says whether QK-clip reports its counts.
     """
-    if not _is_capturing():
+    if not is_capturing():
         return
     if not all(group["capturable"] for group in groups):
         raise RuntimeError("a step can be captured in a CUDA graph only with Muon(..., capturable=True)")
@@ -28,9 +28,10 @@ def check_capture(groups: Sequence[Group], reports: bool) -> None:
 
 def check_captured_plan(plan: Plan) -> None:
     """Raise RuntimeError while a CUDA graph is captured, if ranks share parameters."""
-    if plan.terms and _is_capturing():
+    if plan.terms and is_capturing():
         raise RuntimeError("a step of parameters that several ranks share cannot be captured in a CUDA graph")
 
 
-def _is_capturing() -> bool:
+def is_capturing() -> bool:
+    """Whether a CUDA graph is being captured on the current stream."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

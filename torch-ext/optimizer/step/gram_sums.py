@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from ..kernels.host_copy import read_at_once
+from ..kernels.host_copy import moved
 from ..plan.process_groups import explaining_timeouts
 from ..polar.factors import factor_of_parts
 from .finish import UpdateNorms, finish_updates_
@@ -38,8 +38,7 @@ def update_sum_(
     packed = torch.zeros(shape, dtype=parameter.packed_dtype, device=parameter.device)
     if work.parts:
         parts.pack_(packed)
-    present = _presence(parts, len(packed))
-    present = present.to(packed.device, non_blocking=read_at_once(present, packed.device))
+    present = moved(_presence(parts, len(packed)), packed.device)
     sums = factor_of_parts(packed.mT if batch.tall else packed, present, iteration, recipe.eps)
     del packed
     factor, present = yield from _summed_(sums, work, group)

@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Seque
 import torch
 from torch import Tensor
 
-from ..kernels.host_copy import HostCopy, read_at_once
+from ..kernels.host_copy import HostCopy, moved
 from ..parameters.groups import listed
 from ..parameters.settings import Group
 from ..plan.differences import difference_of_lines, difference_of_settings
@@ -104,8 +104,7 @@ class Meeting:
         `scaling` is what GradScaler says on this rank. All ranks must call it.
         """
         here = Sums(0, 0, *self._statement.codes(self.terms), int(not self._statement.has_met))
-        values, device = torch.tensor(here, dtype=torch.int64, device="cpu"), self.terms.device
-        values = values.to(device, non_blocking=read_at_once(values, device))
+        values = moved(torch.tensor(here, dtype=torch.int64, device="cpu"), self.terms.device)
         if scaling.found_inf is not None:
             values[:1].copy_(scaling.found_inf.reshape(1) != 0)
         if scaling.grad_scale is not None:
@@ -142,7 +141,10 @@ class Meeting:
         return RuntimeError(self._in_words(statements))
 
     def dispute(self) -> Optional[str]:
-        """Return a text on what ranks disagree about, None if they agree; all must call it, and the host waits."""
+        """Return a text on what ranks disagree about, and take the step off its count; None if they agree.
+
+        All must call it, and the host waits.
+        """
         sums = self._result()
         if not sums.disagree:
             return None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.formats import exact_dtype
-from ..kernels.host_copy import read_at_once
+from ..kernels.host_copy import moved
 from ..parameters.settings import Group
 from ..plan.layout import local_part
 from .finish import UpdateNorms
@@ -48,7 +48,7 @@ def _step_size(update: UpdateNorms) -> Tensor:
         multiplier = multiplier.to(exact_dtype(update.lr.device, multiplier.dtype))
     size = multiplier * update.lr
     size = size.to(exact_dtype(device, size.dtype))
-    return size if size.is_cpu and not size.ndim else size.to(device, non_blocking=read_at_once(size, device))
+    return size if size.is_cpu and not size.ndim else moved(size, device)
 
 
 def gradient_norms(groups: Iterable[Group], grad_scale: Optional[Tensor]) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from ..kernels.host_copy import read_at_once
+from ..kernels.host_copy import moved
 from ..kernels.native import move_blocks_
 from ..parameters.state import REMAINDER
 from ..plan.exchanges import Chunk
@@ -65,8 +65,7 @@ def _write_flags_(outgoing: Tensor, work: LocalChunk, absent: Container[int]) ->
         outgoing.index_fill_(0, work.presence_out, 1.0)
         return
     flags = torch.tensor([float(i not in absent) for i in work.sent], dtype=outgoing.dtype, device="cpu")
-    flags = flags.to(outgoing.device, non_blocking=read_at_once(flags, outgoing.device))
-    outgoing.index_copy_(0, work.presence_out, flags)
+    outgoing.index_copy_(0, work.presence_out, moved(flags, outgoing.device))
 
 
 class ShardedParts:
