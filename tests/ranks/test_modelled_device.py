@@ -15,6 +15,7 @@ import torch.distributed as dist
 from tests.ranks.test_gram_sums import SUMMED, assert_close
 from tests.ranks.test_teams import FOUR, TEAMS, long_ones, teams_cost_nothing
 from tests.support import sharded_models
+from tests.support.inside import plan_of
 from tests.support.ranks_on_device import DEVICE, on_modelled_device, train_on_device
 from tests.support.sharded_models import (
     LAYOUTS,
@@ -65,8 +66,18 @@ def test_every_recipe_gives_the_bits_of_one_process(kernel, pools, settings, cha
 
 
 def test_copies_share_the_work(kernel, pools):
-    specs = (*model(None, seed=6), Spec("norm.weight", (33,)))
-    assert_as_alone(kernel, pools, Case(specs, {"lr": 0.02}, steps=3, missing="everywhere", shared=True))
+    large = tuple(Spec(f"layers.{i}.up.weight", (384, 400)) for i in range(10, 13))  # worth sending (test_step.py)
+    specs = (*large, *model(None, seed=6)[:4], Spec("norm.weight", (33,)))
+    case = Case(specs, {"lr": 0.02, "ns_steps": 2}, steps=3, missing="everywhere", shared=True)
+    assert_as_alone(kernel, pools, case)
+    assert pools(4).run(exchanges, case) == [1] * 4
+
+
+def exchanges(kernel, case: Case) -> int:
+    """How many sets of ranks send matrices to each other."""
+    with on_modelled_device(kernel):
+        params = [part_of(case, i) for i in range(len(case.specs))]
+        return len(plan_of(muon(kernel, case, params, process_group=dist.group.WORLD)).exchanges)
 
 
 def assert_close_to_alone(kernel, pools, case: Case, job) -> None:
