@@ -89,21 +89,30 @@ def test_saved_state_goes_on_with_the_same_bits(optimizer, tmp_path, mixed_preci
 
 
 @contextlib.contextmanager
-def launched(fsdp_plugin=None):
-    """An Accelerator among the ranks of a pool, as `accelerate launch` would have started them.
-
-    accelerate takes FSDP for a matter of GPUs: on CPUs its distributed type is set by hand.
-    """
+def launched_process():
+    """What accelerate sees in a rank of a pool, as if torchrun had started it."""
     rank, size = str(dist.get_rank()), str(dist.get_world_size())
     variables = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, OMP_NUM_THREADS="1")
     with mock.patch.dict(os.environ, variables):
-        PartialState(cpu=True)
-        if fsdp_plugin is not None:
-            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
         try:
-            yield Accelerator(cpu=True, fsdp_plugin=fsdp_plugin)
+            yield
         finally:
             forget()
+
+
+def allow_fsdp():
+    """accelerate takes FSDP for a matter of GPUs: on CPUs its distributed type is set by hand."""
+    PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
+@contextlib.contextmanager
+def launched(fsdp_plugin=None):
+    """An Accelerator among the ranks of a pool, as `accelerate launch` would have started them."""
+    with launched_process():
+        PartialState(cpu=True)
+        if fsdp_plugin is not None:
+            allow_fsdp()
+        yield Accelerator(cpu=True, fsdp_plugin=fsdp_plugin)
 
 
 def train_prepared(accelerator, model, opt, data):

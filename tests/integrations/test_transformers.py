@@ -5,18 +5,14 @@ The Trainer makes an instance of `MuonFactory` and calls it with the model, so t
 precedence.
 """
 
-import contextlib
 import copy
-import os
-from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 import transformers
-from accelerate.state import AcceleratorState, DistributedType, GradientState, PartialState
-from torch.distributed.tensor import DTensor
 
+from tests.integrations.test_accelerate import allow_fsdp, launched_process, whole
 from tests.integrations.training import LENGTH, VOCABULARY, branches, text
 from tests.support.small_model import same_bits
 
@@ -141,19 +137,6 @@ def test_training_arguments_count_and_settings_beside_them_count_more(optimizer,
     assert {(*group["adamw_betas"], group["adamw_eps"]) for group in groups} == {(0.3, 0.999, 1e-6)}
 
 
-@contextlib.contextmanager
-def launched():
-    """A process of a pool, as torchrun would have started it."""
-    rank, size = str(dist.get_rank()), str(dist.get_world_size())
-    variables = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, OMP_NUM_THREADS="1")
-    with mock.patch.dict(os.environ, variables):
-        try:
-            yield
-        finally:
-            AcceleratorState._reset_state(reset_partial_state=True)
-            GradientState._reset_state()
-
-
 # Without clipping, because the parts of shards are summed in another order in the norm of all gradients.
 IN_ORDER = dict(train_sampling_strategy="sequential", max_steps=6, warmup_steps=2, max_grad_norm=0.0)
 SHARDED = dict(fsdp=True, fsdp_config={"version": 2, "state_dict_type": "SHARDED_STATE_DICT"})
@@ -162,11 +145,11 @@ SHARDED = dict(fsdp=True, fsdp_config={"version": 2, "state_dict_type": "SHARDED
 def train_in_processes(kernel, folder, sharded):
     """Train, and resume from the middle: all of the model's tensors, both times, and whether the ranks share them."""
     options = dict(per_device_train_batch_size=4, save_strategy="steps", save_steps=3, ddp_backend="gloo")
-    with launched():
+    with launched_process():
         args = arguments_in(folder, **IN_ORDER, **options, **(SHARDED if sharded else {}))
         settings = {"args": args}
-        if sharded:  # accelerate takes FSDP for a matter of GPUs
-            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        if sharded:
+            allow_fsdp()
         else:
             settings["exchange"] = kernel.ExchangeOptions(process_group=dist.group.WORLD)
 
@@ -174,11 +157,8 @@ def train_in_processes(kernel, folder, sharded):
             muon = (kernel.MuonFactory, settings)
             trainer = transformers.Trainer(gpt2(), args, train_dataset=sequences(), optimizer_cls_and_kwargs=muon)
             trainer.train(resume_from_checkpoint=resume)
-            tensors = {name.removeprefix("module."): value for name, value in trainer.model.state_dict().items()}
-            whole = {
-                name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in tensors.items()
-            }
-            return whole, trainer.optimizer.optimizer._step_supports_amp_scaling  # so are optimizers that ranks share
+            # What unscales gradients itself is an optimizer that ranks share.
+            return whole(trainer.model), trainer.optimizer.optimizer._step_supports_amp_scaling
 
         first, shared = run()
         resumed, _ = run(f"{folder}/checkpoint-3")
@@ -186,13 +166,11 @@ def train_in_processes(kernel, folder, sharded):
 
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["DDP", "FSDP2"])
-def test_two_processes_equal_one_and_resume_with_the_same_bits(
-    optimizer, model, arguments, train_dataset, pools, tmp_path, sharded
-):
+def test_two_processes_equal_one_and_resume_with_the_same_bits(optimizer, arguments, pools, tmp_path, sharded):
     """Two processes train as one does that accumulates their batches, and resume with the same bits."""
-    args = arguments(**IN_ORDER, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    model, args = gpt2(), arguments(**IN_ORDER, per_device_train_batch_size=4, gradient_accumulation_steps=2)
     muon = (optimizer.MuonFactory, {"args": args})
-    transformers.Trainer(model, args, train_dataset=train_dataset, optimizer_cls_and_kwargs=muon).train()
+    transformers.Trainer(model, args, train_dataset=sequences(), optimizer_cls_and_kwargs=muon).train()
     expected = model.state_dict()
     for first, resumed, shared in pools(2).run(train_in_processes, str(tmp_path / "processes"), sharded):
         assert same_bits(first, expected) and same_bits(resumed, expected)
