@@ -115,6 +115,12 @@ def test_wrong_attributes_of_parameters_are_refused(kernel):
         kernel.Muon([("up", odd)])
 
 
+@pytest.mark.parametrize("key", ["use_muon", "use_fallback"])
+def test_a_tensor_is_no_choice_between_branches(kernel, key):
+    with pytest.raises(TypeError, match=rf"{key} must be True, False or None, got tensor\(\["):
+        kernel.Muon([{"params": [Parameter(torch.ones(4, 4))], key: torch.tensor([True, False])}])
+
+
 @pytest.mark.parametrize(
     "algorithm, branch", [("muon", (True, "adamw")), ("adamw", (False, "adamw")), ("nadamw", (False, "nadamw"))]
 )
