@@ -117,6 +117,29 @@ def test_options_that_change_nothing_among_ranks_are_a_warning(kernel, pools):
     assert warned_of(kernel, kernel.ExchangeOptions()) == []
 
 
+def warned_of_by_first_steps(kernel, exchange) -> list[list[str]]:
+    """Return what each of two steps says of options that were made, like the optimizer, before there were ranks."""
+    p = nn.Parameter(torch.ones(4, 4))
+    with mock.patch.object(kernel.plan.exchange_options, "world_size", lambda: 1):
+        optimizer = kernel.Muon([("up.weight", p)], exchange=exchange)
+    said = []
+    for _ in range(2):
+        p.grad = torch.ones(4, 4)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer.step()
+        said.append([str(each.message) for each in caught])
+    return said
+
+
+def test_the_first_step_warns_of_them_where_ranks_came_later(kernel, pools):
+    for first, second in pools(2).run(warned_of_by_first_steps, kernel.ExchangeOptions()):
+        assert ["init_process_group" in line for line in first] == [True]
+        assert second == []
+    assert pools(2).run(warned_of_by_first_steps, kernel.ExchangeOptions(chunk_bytes=1000)) == [[[], []], [[], []]]
+    assert pools(2).run(warned_of_by_first_steps, None) == [[[], []], [[], []]]
+
+
 def step_with_rates(kernel, rates: list[list[float]]):
     """Return the error of a second step in which each group has its rank's rate, and whether parameters stayed."""
     params = [nn.Parameter(torch.ones(8, 8)) for _ in rates[0]]

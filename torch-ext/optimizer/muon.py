@@ -46,6 +46,7 @@ from .step.change import Change
 from .step.copies import check_copies
 from .step.fallback import update_fallback_
 from .step.finish import UpdateNorms
+from .step.first_steps import FirstSteps
 from .step.gradients import Gradients, check_gradients, redistribute_
 from .step.graphs import UpdateGraphs
 from .step.master_weights import load_master_weights, master_weights
@@ -56,7 +57,6 @@ from .step.rank_tuning import measure_stages
 from .step.recipe import StepContext, snapshot
 from .step.state import checked_parameters, copy_loaded_
 from .step.traced import handle_of, is_traceable, traced_step
-from .step.untrained import FirstSteps
 from .step.update import scale_other_rows_, update_shared_
 from .step.warmup import compile_stages, connect_stages, warm_up
 from .tuning.progress import Line, Progress
@@ -287,8 +287,10 @@ class Muon(Optimizer):
         self._refresh()
         lines = same_names(self.param_groups, self.param_groups) + idle_keys(self.param_groups)
         lines += ([] if is_muon is None else idle_is_muon(params)) + plain_parts(self.param_groups)
-        lines += idle_exchange(exchange) + idle_adamw_arguments(self.param_groups, self.defaults)
-        for line in advice(routed(self.param_groups, self._reasons)) + lines:
+        lines += idle_adamw_arguments(self.param_groups, self.defaults)
+        idle = idle_exchange(exchange)
+        self._first_steps = FirstSteps(exchange=None if idle else exchange)
+        for line in advice(routed(self.param_groups, self._reasons)) + lines + idle:
             warn_user(line)
         self._is_made = True
 

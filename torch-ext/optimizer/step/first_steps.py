@@ -1,14 +1,18 @@
-"""Warnings about parameters that ask for gradients and get none: usually the model trains others in their place."""
+"""Warnings of the first steps: an exchange that changes nothing, and parameters that ask for gradients and get none.
+
+Usually the model trains others in place of those.
+"""
 
 from __future__ import annotations
 
-from typing import AbstractSet, NamedTuple, Sequence
+from typing import AbstractSet, NamedTuple, Optional, Sequence
 
 from torch import Tensor
 
 from ..parameters.advice import NO_GRADIENT, never_had_a_gradient
 from ..parameters.groups import named_parameters
 from ..parameters.settings import Group
+from ..plan.exchange_options import ExchangeOptions, idle_exchange
 from .gradients import Gradients
 
 # An expert that gets no token for some steps is no mistake.
@@ -21,16 +25,19 @@ class FirstSteps(NamedTuple):
     count: int = 0
     untrained: AbstractSet[Tensor] = frozenset()  # parameters that asked for a gradient and had none in any of them
     warned: bool = False  # of a step without any gradient
+    exchange: Optional[ExchangeOptions] = None  # as a user gave it, when there may not have been other ranks yet
 
     def and_this(
         self, gradients: Gradients, params: Sequence[Tensor], groups: Sequence[Group]
     ) -> tuple[FirstSteps, list[str]]:
-        """Return this with one more step, and what to warn of: no gradient at all, or what is untrained at the end.
+        """Return this with one more step, and what to warn of: no gradient at all, what is untrained at the end, and an
+        exchange that changes nothing.
 
         Each is said once. `params` are all parameters of `groups`, in their order.
         """
         has_none = len(gradients.absent) == len(params)
-        lines = [NO_GRADIENT] if has_none and not self.warned else []
+        lines = [] if self.count else idle_exchange(self.exchange)
+        lines += [NO_GRADIENT] if has_none and not self.warned else []
         warned = self.warned or has_none
         if self.count == WATCHED_STEPS:
             return self._replace(warned=warned), lines
