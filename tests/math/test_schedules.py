@@ -200,6 +200,13 @@ def test_solver_refuses_impossible_options(kernel, options):
         kernel.polar_express(**options)
 
 
+@pytest.mark.parametrize("options", [{"lower": "1e-3"}, {"safety": True}, {"cushion": None}], ids=str)
+def test_solver_takes_numbers(kernel, options):
+    ((name, value),) = options.items()
+    with pytest.raises(TypeError, match=f"{name} must be a number, got {value!r}"):
+        kernel.polar_express(**options)
+
+
 @pytest.mark.parametrize("steps", ["5", 5.0, True, None])
 def test_solver_takes_whole_numbers_of_steps(kernel, steps):
     with pytest.raises(TypeError, match=f"steps must be an integer, got {steps!r}"):

@@ -20,7 +20,7 @@ def optimizer_of(kernel, device: str):
 def set_gradients(params, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for p in params:
-        p.grad = torch.randn(p.shape, generator=generator, device="cpu").to(p.device)
+        p.grad = torch.randn(p.shape, generator=generator, device="cpu").to(p)
 
 
 def break_off(kernel, optimizer) -> None:
@@ -102,6 +102,46 @@ def test_momentum_is_what_it_was_where_memory_runs_out_for_another_form(kernel, 
         assert state.keys() == optimizer.state[p].keys()
         assert all(value is optimizer.state[p][key] for key, value in state.items())
     optimizer.step()
+
+
+def halves_of(kernel):
+    """An optimizer of two parameters whose lower halves it keeps, and their masters, doubled."""
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.randn(16, 16).bfloat16()) for _ in range(2)]
+    optimizer = kernel.Muon([(f"layers.{i}.up.weight", p) for i, p in enumerate(params)], master_weights="split")
+    return optimizer, params, {name: 2 * value for name, value in optimizer.master_weights().items()}
+
+
+def test_masters_that_were_loaded_in_part_are_known(kernel):
+    optimizer, params, masters = halves_of(kernel)
+    saved = copy.deepcopy(optimizer.state_dict())
+    split_, calls = kernel.kernels.master_weights.split_, []
+
+    def once(*arguments):
+        calls.append(1)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("no memory")
+        split_(*arguments)
+
+    with mock.patch.object(kernel.step.master_weights, "split_", once), pytest.raises(torch.OutOfMemoryError):
+        optimizer.load_master_weights(masters)
+    set_gradients(params, 1)
+    for refused in (optimizer.step, optimizer.state_dict):
+        with pytest.raises(RuntimeError, match="broke off"):
+            refused()
+    optimizer.load_state_dict(saved)
+    optimizer.load_master_weights(masters)
+    optimizer.step()
+
+
+def test_masters_do_not_heal_a_step_that_broke_off(kernel):
+    """They are not the whole state."""
+    optimizer, params, masters = halves_of(kernel)
+    set_gradients(params, 1)
+    break_off(kernel, optimizer)
+    optimizer.load_master_weights(masters)
+    with pytest.raises(RuntimeError, match="broke off"):
+        optimizer.step()
 
 
 def test_what_is_found_out_before_anything_moves_leaves_no_mark(kernel, device):

@@ -44,6 +44,11 @@ SETTINGS = {
     ),
     "ns_dtype": (lambda k: k.Muon([weight()], ns_dtype="int8"), ValueError, "ns_dtype must be one of torch.float16"),
     "use_addmm": (lambda k: k.Muon([weight()], use_addmm="yes"), TypeError, "use_addmm must be True, False or None"),
+    "foreach of a tensor": (
+        lambda k: k.Muon([weight()], foreach=torch.tensor([True, False])),
+        TypeError,
+        r"foreach must be True, False or None, got tensor\(\[ True, False\]\)",
+    ),
     "a word of a multiplier": (
         lambda k: k.Muon([weight()], adjust_lr_fn=lambda rows, cols: "a"),
         ValueError,
@@ -80,6 +85,12 @@ SETTINGS = {
     "exchange": (lambda k: k.Muon([weight()], exchange=1), TypeError, r"write ExchangeOptions\(process_group=\.\.\.\)"),
     "use_muon": (lambda k: k.Muon([weight()], use_muon=True), TypeError, "write use_muon in a group, or is_muon="),
     "a word of is_muon": (lambda k: k.Muon([weight()], is_muon=lambda *_: "muon"), TypeError, "must return True, Fal"),
+    "a number of is_muon": (lambda k: k.Muon([weight()], is_muon=lambda *_: 1), TypeError, "True, False or .*, got 1"),
+    "a tensor of is_muon": (
+        lambda k: k.Muon([weight()], is_muon=lambda *_: torch.tensor([True, False])),
+        TypeError,
+        r"must return True, False or None .*got tensor\(\[ True, False\]\)",
+    ),
     "is_muon": (
         lambda k: k.Muon([weight()], is_muon=True),
         TypeError,

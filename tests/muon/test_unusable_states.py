@@ -149,3 +149,15 @@ def test_a_group_counts_roundings_by_a_whole_number(kernel):
     params = named_parameters(torch.bfloat16)
     with pytest.raises(TypeError, match="rounding_step must be a whole number, got 'a'"):
         kernel.Muon([{"params": params.items(), "rounding_step": "a"}], stochastic_rounding=True)
+
+
+def test_a_sparse_tensor_put_into_the_state_is_named_by_the_next_step(kernel):
+    params = named_parameters(torch.float32)
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, [0])
+    before = copy.deepcopy(params)
+    state = optimizer.state[params["up.bias"]]
+    state["exp_avg"] = state["exp_avg"].to_sparse()
+    with pytest.raises(ValueError, match=r"exp_avg of up\.bias must be a dense tensor .*torch\.sparse_coo"):
+        take_steps(optimizer, params, [1])
+    assert same_bits(params, before)

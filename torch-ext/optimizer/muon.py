@@ -456,10 +456,11 @@ class Muon(Optimizer):
 
         `values` are float32 tensors sharded like the parameters, as `master_weights()` returns them. Other names are
         ignored, so a whole model's state dict can be given. Raises ValueError or TypeError, with nothing changed, if a
-        value is missing or does not fit.
+        value is missing or does not fit. If memory runs out while it copies, neither `step` nor `state_dict` works
+        until a state is loaded.
         """
         self._refresh()
-        load_master_weights(self.param_groups, self.state, values)
+        load_master_weights(self.param_groups, self.state, values, self._change)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; it becomes two neighbouring groups if it holds both matrices and other parameters.

@@ -147,11 +147,15 @@ def polar_express(lower: float = 1e-3, steps: int = 5, safety: float = 1e-2, cus
     Singular values start in [lower, 1]. Each step takes the quintic with the smallest maximal distance to 1 on
     [max(lower, cushion * upper), upper]. Without the cushion the first steps would only raise the smallest values. All
     steps except the last are slowed: their argument is divided by 1 + `safety`. Raises ValueError outside
-    0 < lower < 1, steps >= 1, safety >= 0, 0 <= cushion < 1, and TypeError for `steps` that is not an integer.
+    0 < lower < 1, steps >= 1, safety >= 0, 0 <= cushion < 1, and TypeError for `steps` that is not an integer, and for
+    other values that are not numbers.
 
     Source: Amsel et al., The Polar Express, arXiv:2505.16932, algorithm 1 and its section on finite precision.
     """
     _check_integer("steps", steps)
+    for name, value in (("lower", lower), ("safety", safety), ("cushion", cushion)):
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise TypeError(f"{name} must be a number, got {value!r}")
     if not 0 < lower < 1 or steps < 1 or not 0 <= safety < math.inf or not 0 <= cushion < 1:
         raise ValueError(
             "polar_express needs 0 < lower < 1, steps >= 1, a finite safety >= 0 and 0 <= cushion < 1, "

@@ -15,7 +15,6 @@ import os
 import re
 import secrets
 import time
-import warnings
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Iterator, NamedTuple, Optional, Union
@@ -89,11 +88,13 @@ def read(key: Key) -> Table:
         return empty() if file is None else _read(file, key)
     except OSError as error:
         warn_user(f"{file} is ignored, as it cannot be read: {error}", RuntimeWarning)
-        return empty()
+    except ValueError as error:
+        warn_user(f"{file} is ignored, as it holds no measurements for {key}: {error}", RuntimeWarning)
+    return empty()
 
 
 def _read(file: Path, key: Key) -> Table:
-    """Do what `read` does, but raise OSError if the file is there and cannot be read."""
+    """Do what `read` does, but raise OSError for a file that cannot be read, and ValueError for one that is broken."""
     try:
         if file.exists() and not file.is_file():  # to open a pipe would wait for who writes to it
             raise OSError(f"{file} is no regular file")
@@ -106,9 +107,7 @@ def _read(file: Path, key: Key) -> Table:
             raise ValueError(f"it is for {content['key']}")
         return _table_of(content)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        why = f"{type(error).__name__}: {error}"
-        warn_user(f"{file} is ignored, as it holds no measurements for {key}: {why}", RuntimeWarning)
-        return empty()
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def add(key: Key, table: Table) -> Optional[str]:
@@ -124,9 +123,10 @@ def add(key: Key, table: Table) -> Optional[str]:
         if not os.access(file.parent, os.W_OK | os.X_OK):  # checked first: with an old lock in it, `_alone` would wait
             return f"{file.parent} cannot be written"
         with _alone(file.with_suffix(".lock")):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the user was warned when it was read first
+            try:
                 kept = _read(file, key)  # an OSError ends this: what cannot be read now may hold good measurements
+            except ValueError:  # the user was warned when it was read first
+                kept = empty()
             kept.take(table)
             _replace(file, json.dumps(_content_of(key, kept), indent=1) + "\n")
     except OSError as error:

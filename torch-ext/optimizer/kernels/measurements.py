@@ -58,7 +58,7 @@ class _State:
         self.agreed: dict[Key, dict[Need, Agreed]] = {}
         self.several_ranks = False
         self.changes = 0
-        self.said_why_not_kept = False
+        self.kept_here_only = False  # what is measured, because the cache folder cannot be written
 
 
 _STATE = _State()
@@ -114,12 +114,13 @@ def candidate_name(entry: Mapping[str, Any], kernel: str) -> str:
 
 
 def keep(key: Key, table: Table) -> None:
-    """Record what was measured here, also in the user's cache folder. If that folder cannot be written, warn once."""
+    """Record what was measured here, also in the user's cache folder, until that cannot be written; then warn once."""
     _table(key).take(table)
     _STATE.changes += 1
-    problem = measurement_file.add(key, table)
-    if problem and not _STATE.said_why_not_kept:
-        _STATE.said_why_not_kept = True
+    # Once only: whoever waits a minute for a lock, at every product of a warm-up, keeps other ranks waiting as well.
+    problem = None if _STATE.kept_here_only else measurement_file.add(key, table)
+    if problem:
+        _STATE.kept_here_only = True
         warn_user(f"measurements are kept in this process only: {problem}", RuntimeWarning)
 
 

@@ -85,7 +85,7 @@ def decide(
     verdict, reason = None if is_muon is None else is_muon(names[0], p), "is_muon"
     if verdict is None:
         verdict, reason = wish_of(p), "use_muon"
-    if verdict not in (True, False, None):
+    if not isinstance(verdict, (bool, type(None))):  # a tensor of several elements cannot be compared with True
         raise TypeError(f"is_muon must return True, False or None (routing decides), got {verdict!r}")
     if verdict is not None:
         if verdict:

@@ -63,9 +63,7 @@ def check_implementations(flags: dict[str, Any], branch: str) -> None:
     Raises TypeError for what is no flag.
     """
     for key, asked in flags.items():
-        if asked not in (True, False, None):
-            raise TypeError(f"{key} must be True, False or None, got {asked!r}")
-        if asked and branch not in _BRANCHES_WITH[key]:
+        if _flag_or_none(key, asked) and branch not in _BRANCHES_WITH[key]:
             raise ValueError(
                 f"{key}={asked!r} has no effect here: Muon's passes and AdamW's kernel are always fused, and matrices "
                 f"always batched. Leave it out, or set it in a group that only {_BRANCHES_WITH[key][0]} updates"

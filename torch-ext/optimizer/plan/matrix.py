@@ -185,8 +185,8 @@ class Matrix:
 
     @property
     def part_size(self) -> int:
-        """The number of elements of the largest part."""
-        return -(-self.rows * self.cols // self.parts)
+        """At least the elements of the largest part; exactly if no part has rows of several matrices."""
+        return self.shards.largest_part(self.index)
 
     def part(self, rank: int) -> Part:
         """Return the rows and columns of the matrix that `rank` holds."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..iteration import choose_iteration, default_work_dtype
 from ..kernels.formats import float32_roundoffs
 from ..kernels.machine import key_of
-from ..kernels.measurements import changed, failed, work_among_ranks
+from ..kernels.measurements import changed, failed
 from ..kernels.products import triton_fault
 from ..parameters.groups import named_parameters
 from ..parameters.matrices import moments_in_group, view_in_group
@@ -32,7 +32,7 @@ from .exchanges import Chunk, Exchange, plan_exchanges
 from .gram_sums import SummedBatch, as_summed, plan_sums
 from .layout import layout_of, local_part
 from .matrix import Matrix, Parameter
-from .process_groups import Ranks, this_rank, world_size
+from .process_groups import Ranks, this_rank
 from .shards import check_shards, shards_of
 from .teams import Team
 from .terms import Terms, terms_of
@@ -139,7 +139,6 @@ def choices() -> tuple[int, int, tuple[float, float]]:
     The first counts changes of measurements; the second is the number of CPU threads, for which measurements hold; the
     third is how much torch rounds the factors of float32 products, on CUDA devices and elsewhere.
     """
-    work_among_ranks(world_size() > 1)
     return changed(), torch.get_num_threads(), float32_roundoffs()
 
 

@@ -60,6 +60,15 @@ class Shards:
         start = sum(self.view.rows[:number])
         return Part(within(rows, start, start + self.view.rows[number]), cols)
 
+    def largest_part(self, index: int) -> int:
+        """Return at least as many elements as any rank holds of the matrix at `index`.
+
+        Each cut makes the first piece of a dimension the longest, and the first rank has only first pieces: of 9 rows
+        on 8 ranks it has 2. All of its rows may be of other matrices.
+        """
+        _, rows, cols = self._runs(self.layout.mesh.ranks[0])
+        return min(length(rows), self.view.rows[index % len(self.view.rows)]) * length(cols)
+
     def local(self, rank: int) -> tuple[MatrixView, tuple[int, ...]]:
         """Return a view of the local tensor of `rank` as parts of matrices, and the index of each part's matrix."""
         stack, rows, cols = self._runs(rank)

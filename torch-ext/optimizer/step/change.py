@@ -16,12 +16,15 @@ class Change:
         return Change, (self._broke_off or self._is_running,)  # a copy made meanwhile has old tensors and new ones
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Return a context for one change, which is complete if no error leaves it."""
-        self._is_running = self._broke_off = True
+    def running(self, of_all: bool = True) -> Iterator[None]:
+        """Return a context for one change, which is complete if no error leaves it.
+
+        Unless it is `of_all` parameters and states, what broke off before it stays so.
+        """
+        broke_off_before, self._is_running, self._broke_off = self._broke_off, True, True
         try:
             yield
-            self._broke_off = False
+            self._broke_off = broke_off_before and not of_all
         finally:
             self._is_running = False
 

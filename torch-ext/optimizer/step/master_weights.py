@@ -15,6 +15,7 @@ from ..parameters.settings import Group
 from ..parameters.state import REMAINDER, integers
 from ..plan.layout import layout_of, local_part
 from ..plan.plan import State
+from .change import Change
 
 
 def master_weights(groups: Sequence[Group], state: State) -> dict[str, Tensor]:
@@ -26,8 +27,8 @@ def master_weights(groups: Sequence[Group], state: State) -> dict[str, Tensor]:
     return masters
 
 
-def load_master_weights(groups: Sequence[Group], state: State, values: Mapping[str, Tensor]) -> None:
-    """Set each parameter that has a remainder, and the remainder, to its float32 value, in place.
+def load_master_weights(groups: Sequence[Group], state: State, values: Mapping[str, Tensor], change: Change) -> None:
+    """Set each parameter that has a remainder, and the remainder, to its float32 value, in place, as one `change`.
 
     Values of other names are ignored. Raises ValueError or TypeError, with nothing changed, if a value is missing or
     does not fit.
@@ -40,9 +41,10 @@ def load_master_weights(groups: Sequence[Group], state: State, values: Mapping[s
         raise ValueError(f"no float32 values were given for {len(missing)} parameters: {', '.join(missing[:5])}")
     for name, p in parameters.items():
         _check_value(name, p, values[name])
-    for name, p in parameters.items():
-        value = local_part(values[name].detach()).to(local_part(p).device)
-        split_(local_part(p), integers(local_part(state[p][REMAINDER])), value)
+    with change.running(of_all=False):  # memory may run out for copies
+        for name, p in parameters.items():
+            value = local_part(values[name].detach()).to(local_part(p).device)
+            split_(local_part(p), integers(local_part(state[p][REMAINDER])), value)
 
 
 def _split_parameters(groups: Sequence[Group], state: State) -> dict[str, Tensor]:

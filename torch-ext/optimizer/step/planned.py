@@ -7,6 +7,7 @@ from typing import Any, Optional, Sequence
 from torch import Tensor
 
 from ..kernels.formats import float32_roundoffs
+from ..kernels.measurements import work_among_ranks
 from ..kernels.provenance import build_info
 from ..parameters.changed_settings import are_same, compared_settings, make_live_numbers_plain_, make_plain_
 from ..parameters.checks import check_fake_mode
@@ -14,7 +15,7 @@ from ..parameters.groups import named_parameters
 from ..plan.exchange_options import ExchangeOptions
 from ..plan.layout import groups_of
 from ..plan.plan import Plan, make_plan
-from ..plan.process_groups import Ranks
+from ..plan.process_groups import Ranks, world_size
 from ..plan.terms import BETWEEN
 from ..qk_clip.clip import QKClip
 from .gradients import Gradients
@@ -61,6 +62,7 @@ class Planned:
         Raises ValueError or TypeError for settings that cannot work, and RuntimeError under a FakeTensorMode that
         parameters do not belong to, before anything is changed.
         """
+        work_among_ranks(world_size() > 1)  # then measurements that other ranks may lack do not count
         params = [p for group in groups for p in group["params"]]
         check_fake_mode(params)
         changed = self._check_settings_(groups)

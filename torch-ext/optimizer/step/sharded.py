@@ -81,21 +81,20 @@ class ShardedParts:
         self._recipe = recipe
         self._momenta = MomentumBuffers(())
 
-    @record_function("muon.pack")
     def pack_(self, packed: Tensor, offsets: Optional[Sequence[int]] = None) -> None:
         """Take the gradients into the momentum buffers, and write the directions into `packed`, at `offsets` of it."""
-        self._momenta = momentum_of(self.parts)
-        for tensors in filter(None, self._momenta):
-            for i in self.absent:
-                tensors[i] = tensors[i].clone()
-        gradients = [
-            part.source.take_gradient(part.slot) if part.source.has_gradient else torch.zeros_like(part.view)
-            for part in self.parts
-        ]
-        directions = Directions(packed, offsets)
-        pack_momentum_(self._momenta, gradients, directions, self._recipe.momentum, self._recipe.scaling)
+        with record_function("muon.pack"):
+            self._momenta = momentum_of(self.parts)
+            for tensors in filter(None, self._momenta):
+                for i in self.absent:
+                    tensors[i] = tensors[i].clone()
+            gradients = [
+                part.source.take_gradient(part.slot) if part.source.has_gradient else torch.zeros_like(part.view)
+                for part in self.parts
+            ]
+            directions = Directions(packed, offsets)
+            pack_momentum_(self._momenta, gradients, directions, self._recipe.momentum, self._recipe.scaling)
 
-    @record_function("muon.descend")
     def descend_(
         self, updates: Tensor, multiplier: Number, active_flags: Tensor, offsets: Optional[Sequence[int]] = None
     ) -> None:
@@ -103,14 +102,19 @@ class ShardedParts:
         parts, active = self.parts, active_flags > 0
         origins = None if parts[0].origin is None else [number for part in parts for number in part.origin]
         options = DescentOptions(active=active, offsets=offsets, origins=origins)
-        descend_parts_(parts, updates, self._recipe, multiplier, options)
-        for i in sorted(self.absent):
-            part = parts[i]
-            for kept, updated in zip(momentum_of([part]).tensors, self._momenta.tensors_of(i)):
-                kept.copy_(torch.where(active[i], updated, kept))
-            row_scale, unless = part.get(ROW_SCALE), [self._recipe.scaling.found_inf, active[i]]
-            if row_scale is not None:  # QK-clip applies to weights without a gradient too
-                scale_rows_(part.view, row_scale, part.get(REMAINDER), unless)
+        with record_function("muon.descend"):
+            descend_parts_(parts, updates, self._recipe, multiplier, options)
+            for i in sorted(self.absent):
+                self._settle_absent_(i, active[i])
+
+    def _settle_absent_(self, i: int, active: Tensor) -> None:
+        """Take over the momentum of the absent part at `i` if its matrix is active, and scale its rows if it is not."""
+        part = self.parts[i]
+        for kept, updated in zip(momentum_of([part]).tensors, self._momenta.tensors_of(i)):
+            kept.copy_(torch.where(active, updated, kept))
+        row_scale, unless = part.get(ROW_SCALE), [self._recipe.scaling.found_inf, active]
+        if row_scale is not None:  # QK-clip applies to weights without a gradient too
+            scale_rows_(part.view, row_scale, part.get(REMAINDER), unless)
 
 
 def _exchanged(

@@ -104,7 +104,11 @@ class KnownState:
         What else wrappers keep there does not matter. It remembers the tensors that it has compared, and looks at each
         of them only if some were replaced since. Raises ValueError if those share memory (`check_memory`).
         """
-        (known, *before), (references, *now) = self._tensors, _references_and_contents(state)
+        known, *before = self._tensors
+        try:
+            references, *now = _references_and_contents(state)
+        except RuntimeError:  # one has no memory, such as a sparse one: `check_tensors` says so
+            return False
         if now == before and all(map(operator.is_, references, known)):  # almost always
             return True
         if _kinds(state) != self._kinds:

@@ -7,7 +7,6 @@ from typing import Optional
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.profiler import record_function
 
 from ..plan.process_groups import explaining_timeouts, this_rank
 from ..plan.teams import Team
@@ -15,7 +14,6 @@ from ..polar.factors import factor_of_parts
 from .pipeline import advance
 
 
-@record_function("muon.orthogonalize")
 def team_factor(team: Team, packed: Optional[Tensor], eps: float, group: dist.ProcessGroup) -> Optional[Tensor]:
     """Return the polar factor of a team's matrix on its owner, and None on the other members.
 
