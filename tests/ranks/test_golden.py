@@ -47,6 +47,9 @@ class GoldenShards(NamedTuple):
     def holders(self, index):
         return tuple(range(len(self.split)))
 
+    def largest_part(self, index):
+        return max(self.part(index, rank).size for rank in self.holders(index))
+
     def has_something(self, index, rank):
         return rank in self.holders(index)
 

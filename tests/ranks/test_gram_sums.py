@@ -21,6 +21,7 @@ from tests.support.sharded_models import (
     bits_equal,
     model,
     part_of,
+    put_together,
     train,
     train_alone,
 )
@@ -52,7 +53,7 @@ def explained(kernel, case: Case):
 
 
 def assert_close_to_alone(kernel, pools, case: Case, job=train) -> None:
-    results = pools(4).run(job, case)
+    results = put_together(pools(4).run(job, case))
     assert_close(kernel, case, results, train_alone(kernel, case, results[0].holders, pools.device))
 
 
@@ -115,7 +116,7 @@ def test_ranks_with_empty_parts_of_float64_parameters_take_part_in_sums(kernel, 
 def test_bits_depend_on_neither_chunk_size_nor_chunks_in_flight(kernel, pools, name):
     case = case_on(*LONG[name], missing="here and there")
     results = [
-        pools(4).run(train, case._replace(settings={**case.settings, **changes}))
+        put_together(pools(4).run(train, case._replace(settings={**case.settings, **changes})))
         for changes in ({}, {"chunk_bytes": 1, "chunks_in_flight": 1}, {"chunk_bytes": 10_000, "chunks_in_flight": 5})
     ]
     for result in (rank for ranks in results for rank in ranks):
@@ -147,7 +148,7 @@ def test_unsummed_matrices_give_the_bits_of_one_process(kernel, pools, why):
     shape, layout, settings = STAYING[why]
     case = case_on(shape, layout, settings=settings, steps=2)
     assert all("summed" not in text for rows in pools(4).run(explained, case) for text, _ in rows)
-    results = pools(4).run(train, case)
+    results = put_together(pools(4).run(train, case))
     alone = train_alone(kernel, case, results[0].holders)
     assert_same(case, results[0], alone)
 
@@ -177,7 +178,7 @@ def test_batch_sums_norms_once_and_grams_once_per_window(pools, name):
 @pytest.mark.parametrize("zero, spoiled", [((0, 2), None), ((), 1)])
 def test_zero_gradients_decay_and_nan_stays_in_its_matrix(kernel, pools, zero, spoiled):
     case = case_on(*LONG["columns of wide ones"], zero=zero, spoiled=spoiled, steps=1)
-    for result in pools(4).run(train, case):
+    for result in put_together(pools(4).run(train, case)):
         alone = train_alone(kernel, case, result.holders)
         for i, (p, q) in enumerate(zip(result.parameters, alone.parameters)):
             if i in zero:

@@ -27,6 +27,7 @@ from tests.support.sharded_models import (
     assert_same,
     muon,
     part_of,
+    put_together,
     sharded,
     train,
     train_alone,
@@ -250,7 +251,7 @@ def test_memory_churn_corrupts_no_message(kernel, pools, in_flight):
     layouts = ["rows", "hsdp", "columns and rows", "rows", "strided rows", "columns"] * 2
     specs = tuple(Spec(f"layers.{i}.up.weight", (9 + i, 14), LAYOUTS[name]) for i, name in enumerate(layouts))
     case = Case(specs, {"chunk_bytes": 1, "chunks_in_flight": in_flight, "lr": 1e-3}, steps=500)
-    results = pools(4).run(train_amid_churn, case, seconds=400)
+    results = put_together(pools(4).run(train_amid_churn, case, seconds=400))
     alone = train_alone(kernel, case, results[0].holders, pools.device)
     for result in results:
         assert_same(case, result, alone)

@@ -15,6 +15,7 @@ from tests.support.sharded_models import (
     model,
     muon,
     part_of,
+    put_together,
     train,
     train_alone,
     whole_parameter,
@@ -25,7 +26,7 @@ from tests.support.sharded_models import (
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_missing_gradients_on_all_ranks_change_nothing(pools, layout):
     case = Case(model(layout, seed=5), missing="always", steps=2)
-    for result in pools(4).run(train, case):
+    for result in put_together(pools(4).run(train, case)):
         for i, (p, state) in enumerate(zip(result.parameters, result.state)):
             assert bits_equal(p, whole_parameter(case, i))
             assert not state["momentum_buffer"].any()
@@ -36,7 +37,7 @@ def test_missing_gradients_on_all_ranks_change_nothing(pools, layout):
 def test_zero_gradients_apply_only_weight_decay(kernel, pools, layout):
     case = Case(model(layout, seed=6), {"lr": 0.1, "weight_decay": 0.5}, zero=(0, 2, 3), steps=1)
     assert_as_alone(kernel, pools, case)
-    for result in pools(4).run(train, case):
+    for result in put_together(pools(4).run(train, case)):
         # 1 - lr * decay, rounded, and the product once more.
         torch.testing.assert_close(result.parameters[2], 0.95 * whole_parameter(case, 2), rtol=2**-22, atol=0)
 
@@ -48,7 +49,7 @@ def test_nan_in_one_shard_stays_in_its_matrix(kernel, pools, layout):
     specs = tuple(Spec(f"layers.{i}.up.weight", (12, 8 + i % 2), layout) for i in range(6))
     sound = Case(specs, {"chunk_bytes": 600}, steps=2)
     expected = train_alone(kernel, sound, [torch.zeros(spec.shape) for spec in specs], pools.device)
-    for result in pools(4).run(train, sound._replace(spoiled=3)):
+    for result in put_together(pools(4).run(train, sound._replace(spoiled=3))):
         assert result.parameters[3].isnan().all()
         for i in (0, 1, 2, 4, 5):
             assert bits_equal(result.parameters[i], expected.parameters[i])

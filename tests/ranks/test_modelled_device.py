@@ -26,6 +26,7 @@ from tests.support.sharded_models import (
     model,
     muon,
     part_of,
+    put_together,
     train_alone,
     whole,
     whole_gradient,
@@ -46,7 +47,7 @@ RECIPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def assert_as_alone(kernel, pools, case: Case) -> None:
     """Parameters and state on each of four ranks have the bits of one process, with the same functions of torch."""
-    results = pools(4).run(train_on_device, case)
+    results = put_together(pools(4).run(train_on_device, case))
     with on_modelled_device(kernel):
         alone = train_alone(kernel, case, results[0].holders, DEVICE)
     for result in results:
@@ -81,7 +82,7 @@ def exchanges(kernel, case: Case) -> int:
 
 
 def assert_close_to_alone(kernel, pools, case: Case, job) -> None:
-    results = pools(4).run(job, case)
+    results = put_together(pools(4).run(job, case))
     with on_modelled_device(kernel):
         assert_close(kernel, case, results, train_alone(kernel, case, results[0].holders, DEVICE))
 

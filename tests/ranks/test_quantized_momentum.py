@@ -21,6 +21,7 @@ from tests.support.sharded_models import (
     muon,
     one_thread,
     part_of,
+    put_together,
     sharded,
     train,
     whole_gradient,
@@ -67,8 +68,8 @@ def test_stacks_and_transposed_weights_give_the_bits_of_one_process(kernel, pool
 def test_summed_matrices_have_the_momentum_of_one_process(kernel, pools, sum_gram):
     """What is summed over ranks rounds otherwise, but momentum comes before it."""
     case = Case(specs_on(LAYOUTS["columns"]), {**SETTINGS, "sum_gram": sum_gram}, steps=3, missing="all but one")
-    results = pools(4).run(train, case)
-    plain = pools(4).run(train, case._replace(settings=SETTINGS))
+    results = put_together(pools(4).run(train, case))
+    plain = put_together(pools(4).run(train, case._replace(settings=SETTINGS)))
     for one, other in zip(results, plain, strict=True):
         for state, its in zip(one.state, other.state, strict=True):
             assert all(bits_equal(state[key], its[key]) for key in ("momentum_buffer", "momentum_scale"))

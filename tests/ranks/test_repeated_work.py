@@ -6,7 +6,7 @@ import pytest
 
 from tests.ranks.test_gram_sums import collectives_of_step
 from tests.support.backends import on_every_backend
-from tests.support.sharded_models import Case, Layout, Spec, assert_same, train, train_alone
+from tests.support.sharded_models import Case, Layout, Spec, assert_same, put_together, train, train_alone
 
 SHAPE = (384, 400)  # so large that copies are sent where that pays
 COPIES = Layout((4,), ("r",))
@@ -36,5 +36,5 @@ def test_work_that_gets_shorter_is_shared(pools, name):
 @pytest.mark.parametrize("name", {**REPEATED, **SHARED})
 def test_bits_are_those_of_one_process(kernel, pools, name):
     case = Case(({**REPEATED, **SHARED}[name],), KEYS, steps=2)
-    results = pools(4).run(train, case)
+    results = put_together(pools(4).run(train, case))
     assert_same(case, results[0], train_alone(kernel, case, results[0].holders))

@@ -24,6 +24,7 @@ from tests.support.sharded_models import (
     assert_same,
     model,
     muon,
+    put_together,
     sharded,
     train,
     whole_gradient,
@@ -50,8 +51,9 @@ def test_steps_over_ranks_have_the_bits_that_they_have_without(pools, name, sett
     specs = (*model(LAYOUTS["rows"], seed=3), Spec("long.weight", (600, 4), LAYOUTS["rows"]))
     specs += (Spec("norm.bias", (29,), LAYOUTS["rows"]),)
     case = Case(specs, {"ns_dtype": "float32", "chunk_bytes": 900, **settings}, steps=3, missing="everywhere")
-    for inside, outside in zip(pools(4).run(train_inside, case, name), pools(4).run(train, case)):
-        assert_same(case, inside, outside)
+    inside, outside = put_together(pools(4).run(train_inside, case, name)), put_together(pools(4).run(train, case))
+    for one, other in zip(inside, outside, strict=True):
+        assert_same(case, one, other)
 
 
 def steps_with_a_lost_message(kernel, case: Case):

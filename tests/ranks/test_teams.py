@@ -19,6 +19,7 @@ from tests.support.sharded_models import (
     assert_same,
     model,
     part_of,
+    put_together,
     train,
     train_alone,
 )
@@ -98,7 +99,7 @@ def test_bits_depend_on_the_size_of_the_team_alone(pools, size):
     """Not on chunks, nor on how the matrices lie."""
     settings = {**TEAMS, "ranks_per_matrix": size}
     results = [
-        pools(4).run(train_in_teams, Case(long_ones(LAYOUTS[name]), {**settings, **changes}, steps=3))
+        put_together(pools(4).run(train_in_teams, Case(long_ones(LAYOUTS[name]), {**settings, **changes}, steps=3)))
         for name in ("rows", "columns and rows")
         for changes in ({}, {"chunk_bytes": 1, "chunks_in_flight": 1}, {"chunk_bytes": 2000, "chunks_in_flight": 5})
     ]
@@ -132,7 +133,7 @@ WITHOUT = {
 def test_without_teams_bits_are_those_of_one_process(kernel, pools, why):
     layout, settings = WITHOUT[why]
     case = Case(model(layout, seed=6), {**TEAMS, **settings}, steps=2)
-    results = pools(4).run(train_in_teams, case)
+    results = put_together(pools(4).run(train_in_teams, case))
     assert_same(case, results[0], train_alone(kernel, case, results[0].holders, pools.device))
 
 

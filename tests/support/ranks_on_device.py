@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.support import sharded_models
 from tests.support.narrow_device import NarrowDevice, narrow_device
-from tests.support.sharded_models import Case, Layout, Trained
+from tests.support.sharded_models import Case, Layout, Pieces
 
 DEVICE = torch.device("xpu", 0)
 
@@ -34,7 +34,7 @@ def on_modelled_device(kernel: ModuleType) -> Iterator[NarrowDevice]:
         yield narrow
 
 
-def train_on_device(kernel: ModuleType, case: Case) -> Trained:
+def train_on_device(kernel: ModuleType, case: Case) -> Pieces:
     """The job of every rank: train its parts on the device."""
     with on_modelled_device(kernel):
         return sharded_models.train(kernel, case)

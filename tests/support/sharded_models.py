@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.support.inside import muon_settings
 from tests.support.rank_pool import device_of_ranks, one_by_one
@@ -45,7 +46,7 @@ class Case(NamedTuple):
 
     specs: tuple[Spec, ...]
     settings: Mapping[str, Any] = {}
-    steps: int = 12
+    steps: int = 6
     seed: int = 0
     dtype: torch.dtype = torch.float32
     missing: str = "nowhere"
@@ -61,6 +62,23 @@ class Trained(NamedTuple):
     parameters: list[Tensor]
     state: list[dict[str, Tensor]]
     holders: list[Tensor]
+
+
+class Piece(NamedTuple):
+    """What a rank has of a tensor, on the CPU: values, their places in the whole, and of which copy they are."""
+
+    values: Tensor
+    places: Tensor
+    shape: torch.Size
+    copy: tuple[int, ...]
+
+
+class Pieces(NamedTuple):
+    """What a rank has of all parameters, of their state, and of the numbers of their holders."""
+
+    parameters: list[Piece]
+    state: list[dict[str, Piece]]
+    holders: list[Piece]
 
 
 # By name, for 4 ranks. FSDP2 is `rows`, with tensor parallelism `strided rows` or `rows and columns`.
@@ -86,8 +104,8 @@ def model(layout: Layout | None, seed: int) -> tuple[Spec, ...]:
     return tuple(Spec(f"layers.{i}.up.weight", size, layout) for i, size in enumerate(sizes))
 
 
-def train(kernel, case: Case) -> Trained:
-    """The job of every rank: train its parts. Returns wholes."""
+def train(kernel, case: Case) -> Pieces:
+    """The job of every rank: train its parts. `put_together` makes wholes of what all ranks return."""
     params = [part_of(case, i) for i in range(len(case.specs))]
     optimizer = muon(kernel, case, params, **({"process_group": dist.group.WORLD} if case.shared else {}))
     for step in range(1, case.steps + 1):
@@ -95,7 +113,63 @@ def train(kernel, case: Case) -> Trained:
             missing = is_missing(case, step, i, holder_of(spec.layout))
             set_gradient(p, None if missing else sharded(whole_gradient(case, step, i), spec.layout).data)
         optimizer.step()
-    return _trained(params, optimizer, [_holders(spec) for spec in case.specs])
+    state = [{key: _piece(value) for key, value in optimizer.state[p].items()} for p in params]
+    return Pieces(list(map(_piece, params)), state, [_piece(_holders(spec)) for spec in case.specs])
+
+
+def put_together(ranks: Sequence[Pieces]) -> list[Trained]:
+    """Return, for each rank, the wholes of its copies, from the pieces of all ranks."""
+    parameters = [_wholes(of_ranks) for of_ranks in zip(*(rank.parameters for rank in ranks))]
+    holders = [_wholes(of_ranks) for of_ranks in zip(*(rank.holders for rank in ranks))]
+    states = []
+    for of_ranks in zip(*(rank.state for rank in ranks)):
+        keys = {frozenset(state) for state in of_ranks}
+        assert len(keys) == 1, f"ranks have other states of one parameter: {keys}"
+        states.append({key: _wholes([state[key] for state in of_ranks]) for key in of_ranks[0]})
+    return [
+        Trained(
+            [wholes[rank] for wholes in parameters],
+            [{key: wholes[rank] for key, wholes in state.items()} for state in states],
+            [wholes[rank] for wholes in holders],
+        )
+        for rank in range(len(ranks))
+    ]
+
+
+def _wholes(of_ranks: Sequence[Piece]) -> list[Tensor]:
+    """Return for each rank the whole that its piece is of."""
+    copies: dict[tuple[int, ...], list[Piece]] = {}
+    for piece in of_ranks:
+        copies.setdefault(piece.copy, []).append(piece)
+    return [_joined(copies[piece.copy]) for piece in of_ranks]
+
+
+def _joined(pieces: Sequence[Piece]) -> Tensor:
+    """Return a whole; AssertionError unless the pieces of one copy have each element of it once."""
+    places = torch.cat([piece.places for piece in pieces])
+    assert torch.equal(places.sort().values, torch.arange(pieces[0].shape.numel()))
+    whole = pieces[0].values.new_empty(pieces[0].shape)
+    whole.view(-1)[places] = torch.cat([piece.values for piece in pieces])
+    return whole
+
+
+def _piece(value: Tensor) -> Piece:
+    """Return what this rank has of a tensor; nothing is sent."""
+    value = value.detach()
+    if not isinstance(value, DTensor):
+        return Piece(value.cpu().reshape(-1), torch.arange(value.numel()), value.shape, (dist.get_rank(),))
+    mesh, placements = value.device_mesh, tuple(value.placements)
+    copy = tuple(i for i, placement in zip(mesh.get_coordinate(), placements) if isinstance(placement, Replicate))
+    places = _places(value.shape, tuple(mesh.shape), placements)
+    return Piece(value._local_tensor.cpu().reshape(-1), places, value.shape, copy)
+
+
+@functools.cache
+def _places(shape: torch.Size, mesh: tuple[int, ...], placements: tuple[Any, ...]) -> Tensor:
+    """Return the places in a whole of what this rank has of it."""
+    with _disable_current_modes():  # of a modelled device, on which they are not
+        numbers = torch.arange(shape.numel(), device=device_of_ranks()).view(shape)
+        return distribute_tensor(numbers, mesh_of(mesh), placements, src_data_rank=None)._local_tensor.cpu().reshape(-1)
 
 
 def train_alone(kernel, case: Case, holders: Sequence[Tensor], device: str = "cpu") -> Trained:
@@ -125,16 +199,12 @@ def _train_alone(kernel, case: Case, holders: Sequence[Tensor], device: str) -> 
                 absent |= (holders[i] == holder) & is_missing(case, step, i, holder)
             set_gradient(p, None if absent.all() else whole_gradient(case, step, i).masked_fill(absent, 0.0).to(device))
         optimizer.step()
-    return _trained(params, optimizer, list(holders))
-
-
-def _trained(params: Sequence[Tensor], optimizer, holders: list[Tensor]) -> Trained:
-    return Trained([whole(p) for p in params], [wholes(optimizer.state[p]) for p in params], holders)
+    return Trained([whole(p) for p in params], [wholes(optimizer.state[p]) for p in params], list(holders))
 
 
 def assert_as_alone(kernel, pools, case: Case, ranks: int = 4) -> None:
     """Parameters and state have, on each of the ranks, the bits that they have in one process."""
-    results = pools(ranks).run(train, case)
+    results = put_together(pools(ranks).run(train, case))
     alone = train_alone(kernel, case, results[0].holders, pools.device)
     for result in results:
         assert_same(case, result, alone)
@@ -234,7 +304,7 @@ def _random(case: Case, step: int, number: int, dtype: torch.dtype) -> Tensor:
 def _holders(spec: Spec) -> Tensor:
     value = sharded(torch.zeros(spec.shape), spec.layout).data
     (value._local_tensor if isinstance(value, DTensor) else value).fill_(holder_of(spec.layout))
-    return whole(value)
+    return value
 
 
 @functools.cache
