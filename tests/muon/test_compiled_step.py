@@ -142,7 +142,7 @@ def test_errors_reach_the_caller(kernel, monkeypatch):
     def broken(*_):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(kernel.muon, "update_local_", broken)
+    monkeypatch.setattr(kernel.step.update, "update_local_", broken)
     with pytest.raises(OSError, match="the disk is full"):
         compiled(params, optimizer)
     with pytest.raises(RuntimeError, match="the last step or load broke off"):

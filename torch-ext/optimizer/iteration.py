@@ -240,7 +240,10 @@ def _roundoff(device: torch.device, chain_dtype: torch.dtype, products: Optional
     A user may let torch round factors in float32 products. `gemm_` never does, nor does torch on CPUs without bfloat16.
     """
     exact = chain_dtype != torch.float32 or device.type == "mps" or (device.type == "cpu" and _keeps_float32(products))
-    return unit_roundoff(chain_dtype) if exact else float32_roundoffs()[device.type != "cuda"]
+    if exact:
+        return unit_roundoff(chain_dtype)
+    on_cuda, elsewhere = float32_roundoffs()
+    return on_cuda if device.type == "cuda" else elsewhere
 
 
 def _blame_of_rounding(schedule: Schedule, dtypes: tuple[torch.dtype, torch.dtype]) -> str:

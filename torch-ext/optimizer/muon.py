@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .explain import Explanation, brief, explanation_of
+from .explain.brief import brief
+from .explain.routes import explanation_of
+from .explain.table import Explanation
 from .kernels.autocast import autocasts, without_autocast
 from .kernels.user_warnings import warn_user
 from .learning_rate import UPDATE_RMS, Adjustment
@@ -40,7 +42,6 @@ from .plan.plan import Plan
 from .plan.process_groups import ranks_of
 from .qk_clip.clip import QKClip
 from .rules.scaling import GradientScaling, Scalings
-from .step.batch import update_local_
 from .step.capture import check_capture, check_captured_plan, is_capturing
 from .step.change import Change
 from .step.copies import check_copies
@@ -57,7 +58,7 @@ from .step.rank_tuning import measure_stages
 from .step.recipe import StepContext, snapshot
 from .step.state import checked_parameters, copy_loaded_
 from .step.traced import handle_of, is_traceable, traced_step
-from .step.update import scale_other_rows_, update_shared_
+from .step.update import scale_other_rows_, update_matrices_
 from .step.warmup import compile_stages, connect_stages, warm_up
 from .tuning.progress import Line, Progress
 from .tuning.tune import Tuner, check_call
@@ -164,8 +165,8 @@ class Muon(Optimizer):
             Set in a group later, it has no effect: a tracer of torch.compile does that.
         release_grads: set `.grad` of a matrix to None as soon as it has been read.
         cuda_graphs: let `warmup()` capture the orthogonalization of batches on a GPU in CUDA graphs. A step replays
-            each in one launch. All graphs share one pool of memory, as large as the largest batch or
-            chain of batches needs. Other batches run eagerly.
+            each in one launch. All graphs share one pool of memory, as large as the largest batch or chain of batches
+            needs. Other batches run eagerly.
         exchange: how ranks share the work, as `ExchangeOptions`; under DDP, `ExchangeOptions(process_group=...)`.
 
     Group keys: a group dict may have every argument marked *group* in docs/arguments.md, and:
@@ -205,7 +206,6 @@ class Muon(Optimizer):
     _norms: Sequence[UpdateNorms] = ()  # of the last step
     _grad_scale: Optional[Tensor] = None  # of the last step
     _first_steps = FirstSteps()
-    _uncut: Sequence[Any] = ()  # what `groups_for` could not find out
     _is_made = False  # whether the constructor has checked all groups at once
 
     @with_known_arguments
@@ -275,9 +275,9 @@ class Muon(Optimizer):
         self._change = Change()
         self._cuda_graphs = flag("cuda_graphs", cuda_graphs)
         self._graphs = UpdateGraphs()
-        self._planned = self._nothing_planned()
+        self._planned = self._unplanned()
         self._handle = handle_of(self)
-        self._uncut = getattr(params, "uncut", ())
+        self._uncut: Sequence[Any] = getattr(params, "uncut", ())  # what `groups_for` could not find out
         params = params_as_list(params, least=1)
         super().__init__(params, defaults)
         if self._clip is not None:
@@ -565,7 +565,7 @@ class Muon(Optimizer):
             self._graphs = UpdateGraphs()
         else:
             self._planned.synchronize()
-        self._planned = self._nothing_planned()
+        self._planned = self._unplanned()
         self._is_made = True
         self._handle = handle_of(self)
         self._agreement.forget()
@@ -614,10 +614,7 @@ class Muon(Optimizer):
         context, workspace = StepContext(self.param_groups, scalings, self._graphs), self._planned.workspace
         try:
             workspace.begin_step(gradients, self.state, row_scales)
-            if workspace.exchanges or workspace.sums:
-                self._norms = update_shared_(workspace, context, self._exchange.chunks_in_flight)
-            else:
-                self._norms = update_local_(workspace.chains, context)
+            self._norms = update_matrices_(workspace, context, self._exchange.chunks_in_flight)
             for work in workspace.fallback:
                 update_fallback_(work, self.param_groups[work.batch.group], scalings)
         finally:
@@ -629,7 +626,7 @@ class Muon(Optimizer):
     def _refresh(self) -> Gradients:
         return self._planned.refresh_(self.param_groups, self.state, self._reasons)
 
-    def _nothing_planned(self) -> Planned:
+    def _unplanned(self) -> Planned:
         beside = self._exchange, self._replica_ranks, self._release_grads
         return Planned(*beside, self._clip, self._agreement, self._graphs)
 

@@ -131,12 +131,13 @@ def with_folded_scale(schedule: Schedule, scale: float) -> Schedule:
 def largest_value(schedule: Schedule) -> float:
     """Return the largest singular value that occurs for matrices with values in [0, 1], before or after any step."""
     peak = largest = 1.0
-    for a, b, c in schedule:
+    for quintic in schedule:
+        a, b, c = quintic
         # The values so far fill [0, peak]. A step's maximum is at `peak`, or where its derivative in x² is 0.
         root = math.sqrt(max(9 * b * b - 20 * a * c, 0.0))
         squares = [(-3 * b + sign * root) / (10 * c) for sign in (1, -1)] if c else [-a / (3 * b)] if b else []
         places = [peak, *(math.sqrt(y) for y in squares if 0 < y < peak * peak)]
-        peak = max(abs(x * (a + x * x * (b + x * x * c))) for x in places)
+        peak = max(abs(value_at(quintic, x)) for x in places)
         largest = max(largest, peak)
     return largest
 
@@ -168,11 +169,11 @@ def polar_express(lower: float = 1e-3, steps: int = 5, safety: float = 1e-2, cus
             cushioned = max(low, Decimal(float(cushion)) * high)
             quintic = minimax_quintic(cushioned, high)
             if cushioned > low:
-                centre = 2 / (_value(quintic, low) + _value(quintic, high))
+                centre = 2 / (value_at(quintic, low) + value_at(quintic, high))
                 quintic = tuple(centre * k for k in quintic)
             if step < steps - 1:
                 quintic = scaled_argument(quintic, 1 + Decimal(float(safety)))
-            low = _value(quintic, low)
+            low = value_at(quintic, low)
             high = 2 - low
             schedule.append(tuple(float(k) for k in quintic))
     return tuple(schedule)
@@ -203,7 +204,8 @@ def minimax_quintic(low: Decimal, high: Decimal) -> tuple[Decimal, Decimal, Deci
     return a, b, c
 
 
-def _value(quintic, x):
+def value_at(quintic, x):
+    """Return a x + b x³ + c x⁵."""
     a, b, c = quintic
     return x * (a + x * x * (b + x * x * c))
 

@@ -30,8 +30,8 @@ from .writing import bytes_text, effective_lr, shown_number
 
 # The note about a variant without a compiled library.
 _PORTABLE = (
-    "portable operations: {variant} has no compiled library; the passes before and after the orthogonalization are "
-    "many of torch's operations each, where compiled ones are one (docs/platforms.md says how much longer they took)"
+    "portable operations: {variant} has no compiled library; each pass before and after the orthogonalization takes "
+    "many of torch's operations, where a compiled one takes one (docs/platforms.md says how much longer they took)"
 )
 
 # The note about what `gram_float32` costs on a GPU, where torch multiplies as its setting for float32 says.
@@ -92,11 +92,19 @@ def explanation_of(
     return Explanation(rows, lines)
 
 
+def route_in_group(name: str, p: Tensor, reason: str, group: Group) -> Route:
+    """Return the route of a parameter that Muon updates, with the settings of its group."""
+    view = view_in_group(name, p, group)
+    reason = reason if str(view) == "x".join(map(str, p.shape)) else f"{reason}: {view}"
+    multipliers = dict.fromkeys(multiplier_in_group(group, *shape, view.scale) for shape in dict.fromkeys(view.shapes))
+    return Route(name, tuple(p.shape), "muon", reason, len(view.shapes), tuple(multipliers))
+
+
 def _with_work(row: Route, matrices: Sequence[Matrix], shared: Mapping[tuple[int, int], SharedWork]) -> Route:
     """Return the row of the parameter with these matrices, completed by owner, kernel and FLOPs."""
     parameter, work = matrices[0].parameter, [shared[matrix.key] for matrix in matrices if matrix.key in shared]
     owners = {each.owner for each in work} or {None}
-    kernel = next((each.together for each in work if each.together), matrices[0].iteration.explained)
+    kernel = next((each.described for each in work if each.described), matrices[0].iteration.explained)
     kernel += str(parameter.equalization) + parameter.moments_described + parameter.momentum_described
     owner = owners.pop() if len(owners) == 1 else "several"
     return row._replace(kernel=kernel, owner=owner, flops=sum(matrix.flops for matrix in matrices))
@@ -172,14 +180,6 @@ def _in_group(row: Route, p: Tensor, group: Group, kept: Mapping[str, Tensor]) -
         ),
         flops=None if frozen else row.flops,
     )
-
-
-def route_in_group(name: str, p: Tensor, reason: str, group: Group) -> Route:
-    """Return the route of a parameter that Muon updates, with the settings of its group."""
-    view = view_in_group(name, p, group)
-    reason = reason if str(view) == "x".join(map(str, p.shape)) else f"{reason}: {view}"
-    multipliers = dict.fromkeys(multiplier_in_group(group, *shape, view.scale) for shape in dict.fromkeys(view.shapes))
-    return Route(name, tuple(p.shape), "muon", reason, len(view.shapes), tuple(multipliers))
 
 
 def _decay_of(group: Group) -> str:

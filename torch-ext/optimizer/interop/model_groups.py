@@ -7,7 +7,7 @@ from typing import Any, Collection, Iterable, Optional
 
 from torch import Tensor, nn
 
-from ..explain import Explanation, Route
+from ..explain.table import Explanation, Route
 from ..parameters.advice import Uncut, advice, left_out, remarks, uncut_lines
 from ..parameters.names import bare_name, unparametrized
 from ..parameters.roles import role_by_name

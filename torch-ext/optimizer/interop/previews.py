@@ -7,7 +7,8 @@ from typing import Any, Iterable, Optional, Union
 
 from torch import Tensor
 
-from ..explain import Explanation, Route, route_in_group
+from ..explain.routes import route_in_group
+from ..explain.table import Explanation, Route
 from ..learning_rate import check_update_rms
 from ..muon import Muon
 from ..parameters.advice import advice, remarks

@@ -72,9 +72,9 @@ def matched(
         if not unnamed:
             unmatched += rest
         elif len(rest) != len(unnamed):
-            meet = f"{len(rest)}: {listed([parameter.name for parameter in rest])}"
+            here = f"{len(rest)}: {listed([parameter.name for parameter in rest])}"
             problems.append(
-                f"the source has {len(unnamed)} {branch} parameters without names, this optimizer {meet}. Pass names, "
+                f"the source has {len(unnamed)} {branch} parameters without names, this optimizer {here}. Pass names, "
                 "those of the source in its order, and route as the source does, with is_muon or use_muon"
             )
         else:

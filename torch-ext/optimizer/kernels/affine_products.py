@@ -7,7 +7,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-_LINE = 64  # bytes of a processor's cache line
+from .memory_parts import CACHE_LINE
 
 
 def single_affine(B: Tensor, X: Tensor, a: float, out: Optional[Tensor] = None) -> Tensor:
@@ -41,7 +41,7 @@ def add_to_diagonal_(A: Tensor, a: float) -> Tensor:
 def _begins_in_a_line(x: Tensor) -> bool:
     """Whether memory on the CPU begins inside a cache line: BLAS may sum such an operand in another order.
 
-    In a batch most matrices do if their size in bytes is not a multiple of 64, such as 3 x 5 in float32. They are
+    In a batch most matrices do if their size in bytes is not a multiple of a line, such as 3 x 5 in float32. They are
     copied to memory of their own, so that they get the same bits as alone.
     """
-    return type(x) is Tensor and x.is_cpu and not torch.compiler.is_compiling() and x.data_ptr() % _LINE != 0
+    return type(x) is Tensor and x.is_cpu and not torch.compiler.is_compiling() and x.data_ptr() % CACHE_LINE != 0

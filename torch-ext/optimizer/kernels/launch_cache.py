@@ -115,11 +115,11 @@ def _start_of_compiled(sections: int) -> Start:
     return start
 
 
-def prepare(A: Tensor, B: Tensor, launch: Launch, compiled: Any) -> Start:
-    """Combine `launch` with what Triton `compiled` for it; valid for operands laid out like A and B."""
-    described = [x if x.stride(2) == 1 else x.mT for x in (A, B.mT)] if launch.blocks else []
+def prepare(A: Tensor, B: Tensor, arranged: Launch, compiled: Any) -> Start:
+    """Combine `arranged` with what Triton `compiled` for it; valid for operands laid out like A and B."""
+    described = [x if x.stride(2) == 1 else x.mT for x in (A, B.mT)] if arranged.blocks else []
     panels = [(list(x.shape), list(x.stride())) for x in described]
-    begin, rest = starter(compiled, launch.grid, panels), (*launch.sizes, *launch.constants)
+    begin, rest = starter(compiled, arranged.grid, panels), (*arranged.sizes, *arranged.constants)
 
     def start(A: Tensor, B: Tensor, D: Tensor, C: Tensor, alpha: float, beta: float, diagonal: float) -> None:
         stream = driver.active.get_current_stream(A.get_device())

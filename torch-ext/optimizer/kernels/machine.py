@@ -41,7 +41,7 @@ class Key(NamedTuple):
     driver: str
     torch: str
     triton: str
-    kernels: str  # digest of the package's kernels
+    kernels: str  # digest of the package's Python files and compiled operations
 
 
 def key_of(device: torch.device) -> Optional[Key]:

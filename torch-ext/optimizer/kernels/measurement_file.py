@@ -44,6 +44,11 @@ class Need(NamedTuple):
     m: int
     k: int
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Its m and k."""
+        return self.m, self.k
+
 
 class Table(NamedTuple):
     """Measured entries, and the candidates that have failed: (kernel, dtype) -> candidate -> reason."""

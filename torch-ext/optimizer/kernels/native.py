@@ -18,11 +18,11 @@ v4). That of `gemm_` and the iterations also depends on `instructions`.
 
 RuntimeError is raised, before anything is written, for arguments that do not fit, for written tensors whose elements do
 not certainly have different addresses (each stride must exceed the extent of all smaller ones), and for those that
-certainly share memory with another argument. Here certain means that one starts at the
-other's first element, or that one starts inside the other and the other has no gaps; `packed` and `update` count as a
-whole. Two kinds of overlap are not detected, and make the result undefined: two tensors with gaps that start at
-different elements, and a tensor without gaps that starts inside one with gaps. They cannot be told from columns of
-one matrix, which do not overlap and may be entries of a list.
+certainly share memory with another argument. Here certain means that one starts at the other's first element, or that
+one starts inside the other and the other has no gaps; `packed` and `update` count as a whole. Two kinds of overlap are
+not detected, and make the result undefined: two tensors with gaps that start at different elements, and a tensor
+without gaps that starts inside one with gaps. They cannot be told from columns of one matrix, which do not overlap and
+may be entries of a list.
 
 A variant without a compiled library has the same operations in torch's functions (`portable/`), on every device that
 torch has. Their names begin with "portable_", because compiled ones of the same commit have the same namespace. The

@@ -11,10 +11,10 @@ class Products(NamedTuple):
     """Products of wide matrices X (..., m, n) and symmetric A, B (..., m, m).
 
     Each returns a new tensor. If it is given an `out`, it writes to that and returns it. If `in_place`, `affine`
-    without an `out` overwrites X and returns that.
-    Polynomials of one matrix commute except for rounding, so `commuting` and `conjugated` may choose the
-    order. Full products err least if all factors are multiplied from one side. Symmetric products discard the upper
-    triangle that they computed, and err least if factors are multiplied from both sides.
+    without an `out` overwrites X and returns that. Polynomials of one matrix commute except for rounding, so
+    `commuting` and `conjugated` may choose the order. Full products err least if all factors are multiplied from one
+    side. Symmetric products discard the upper triangle that they computed, and err least if factors are multiplied
+    from both sides.
     """
 
     gram: Callable[..., Tensor]  # X, out -> X Xᵀ

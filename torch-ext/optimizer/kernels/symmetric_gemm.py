@@ -120,11 +120,11 @@ def arrange(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor, config: Config
     blocks = tuple([1, size, config.tile_k] if i else [1, config.tile_k, size] for size, i in rows)
     traits = D is not None, descriptors, *inner
     # D and C are symmetric, so their row and column strides may be exchanged: the larger one is passed first.
-    by_rows = [(x.stride(0), *sorted(x.stride()[1:], reverse=True)) for x in (C if D is None else D, C)]
+    strides = [(x.stride(0), *sorted(x.stride()[1:], reverse=True)) for x in (C if D is None else D, C)]
     return Launch(
         grid=(batch * side * (side + 1) // 2 * (config.tile // tile), 1, 1),
         blocks=blocks if descriptors else (),
-        sizes=(m, k, side, *panels[0].stride(), *panels[1].stride(), *by_rows[0], *by_rows[1]),
+        sizes=(m, k, side, *panels[0].stride(), *panels[1].stride(), *strides[0], *strides[1]),
         constants=(*traits, tile, config.tile, config.tile_k, config.group),
         options={"num_warps": config.warps, "num_stages": config.stages},
     )

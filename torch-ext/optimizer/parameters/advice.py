@@ -190,6 +190,18 @@ def still_uncut(uncut: Iterable[Uncut], groups: Sequence[Group]) -> list[Uncut]:
     return [each for each in known if any(now[each.name][key] == value for key, value in each.left_open.items())]
 
 
+def left_out(named: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """Return a line about the frozen ones among a model's parameters, if there are any; tied ones count once."""
+    frozen = {p: name for name, p in reversed(list(named)) if not p.requires_grad}
+    first = next(reversed(frozen.values()), None)
+    if first is None:
+        return []
+    return [
+        f"frozen parameters are left out ({len(frozen)}, the first is {first}): to train some of them later, call "
+        "groups_for before you freeze them. While frozen they cost no state"
+    ]
+
+
 def _little(what: str, left: Sequence[Routed]) -> str:
     reasons = Counter(map(_kind, left)).most_common()
     return (
@@ -229,18 +241,6 @@ def _nameless(routes: Sequence[Routed]) -> str:
 
 def _kind(route: Routed) -> str:
     return route.reason.split(":")[0]
-
-
-def left_out(named: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """Return a line about the frozen ones among a model's parameters, if there are any; tied ones count once."""
-    frozen = {p: name for name, p in reversed(list(named)) if not p.requires_grad}
-    first = next(reversed(frozen.values()), None)
-    if first is None:
-        return []
-    return [
-        f"frozen parameters are left out ({len(frozen)}, the first is {first}): to train some of them later, call "
-        "groups_for before you freeze them. While frozen they cost no state"
-    ]
 
 
 def _described(routes: Sequence[Routed]) -> str:

@@ -1,4 +1,4 @@
-"""Checks of parameters."""
+"""Checks whether parameters can be optimized, as matrices or at all, and whether steps can write to them."""
 
 from __future__ import annotations
 

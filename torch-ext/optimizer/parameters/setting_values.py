@@ -160,7 +160,7 @@ def plain_dtype(key: str, dtype: torch.dtype | str) -> torch.dtype:
     """Return a dtype, which may be given by its name."""
     resolved = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(resolved, torch.dtype):
-        names = ", ".join([*map(dtype_name, DTYPES), *["int8"] * (key == "momentum_dtype")])
+        names = ", ".join((*map(dtype_name, DTYPES), *(("int8",) if key == "momentum_dtype" else ())))
         raise ValueError(f"{key} must be a torch.dtype or its name, such as {names}, got {dtype!r}")
     return resolved
 

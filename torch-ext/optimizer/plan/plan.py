@@ -56,7 +56,7 @@ class SharedWork(NamedTuple):
     """Who orthogonalizes a matrix that ranks share."""
 
     owner: Union[int, str]  # a rank; "all" if they sum its Gram matrix
-    together: str  # how several ranks work on it; "" if the owner works alone
+    described: str  # how several ranks work on it; "" if the owner works alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +74,8 @@ class Plan:
         """Return who orthogonalizes each matrix that ranks work on for each other, by the matrix's key."""
         work = {}
         for matrix, (owner, *others) in itertools.chain(*(chunk.messages.assignments for chunk in self._chunks)):
-            together = f"{matrix.iteration}, by {1 + len(others)} ranks together" if others else ""
-            work[matrix.key] = SharedWork(owner, together)
+            described = f"{matrix.iteration}, by {1 + len(others)} ranks together" if others else ""
+            work[matrix.key] = SharedWork(owner, described)
         for batch in itertools.chain(*self.sums):
             work.update({matrix.key: SharedWork("all", str(batch)) for matrix in batch.matrices})
         return work

@@ -30,12 +30,12 @@ _MADE: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[Ranks]] = weakref.We
 
 def this_rank() -> int:
     """Return this process's rank; 0 without a process group."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size() -> int:
     """Return the number of ranks; 1 without a process group."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def group_of(ranks: Ranks, names: str = "") -> dist.ProcessGroup:

@@ -153,7 +153,7 @@ class Shards:
 
 @functools.lru_cache(maxsize=256)
 def shards_of(view: MatrixView, layout: Layout) -> Shards:
-    """Return the shards of a view and layout, the same object each time."""
+    """Return the shards of a view and layout, the same object each time while it is among the last 256."""
     return Shards(view, layout)
 
 

@@ -54,7 +54,8 @@ def chain_key(device: torch.device, iteration: Iteration) -> Optional[tuple]:
     one_by_one = device.type == "cpu" or not iteration.products.batched
     if one_by_one or iteration.in_one_launch or iteration.method == "standard":
         return None
-    return (*iteration[:5], iteration.products.square_name)
+    method, windows, scale, work_dtype, chain_dtype, products, _ = iteration
+    return method, windows, scale, work_dtype, chain_dtype, products.square_name
 
 
 def chained_polar_factors(operands: Sequence[Operand]) -> list[Tensor]:
@@ -112,7 +113,8 @@ def _gram_matrices(Xs: Sequence[Tensor], tables: Sequence[Products], chain_dtype
 def _window_products(R: Tensor, window: Schedule, iteration: Iteration) -> Tensor:
     """Return the product of a window's steps (b, m, m), of as many matrices at once as are worked on together."""
     products, m = iteration.products, R.size(1)
-    whole = torch.compiler.is_compiling() or is_transformed(R)  # which take no part of a tensor as an `out` argument
+    # Traced and transformed products write to no part of a tensor.
+    whole = torch.compiler.is_compiling() or is_transformed(R)
     length = len(R) if whole else matrices_together(R.device, (m, m), iteration)
     pieces = even_pieces(len(R), length)
     if len(pieces) == 1:

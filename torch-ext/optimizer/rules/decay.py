@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..kernels.formats import exact_dtype
 from ..kernels.host_copy import moved
+from ..kernels.portable.arithmetic import have_one_sign
 from .fallback import FallbackRule
 
 Number = Union[float, Tensor]
@@ -94,6 +95,6 @@ def decay_cautiously_(
     """
     taken = taken.to(parameters[0].dtype)
     for parameter, old, update in zip(parameters, before, updates):
-        agree = ((old > 0) & (update > 0)) | ((old < 0) & (update < 0))
+        agree = have_one_sign(old, update)
         agree = agree if found_inf is None else agree & (found_inf.reshape(()) == 0)
         parameter.sub_((old * taken).masked_fill_(~agree, 0))

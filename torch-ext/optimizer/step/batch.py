@@ -47,7 +47,7 @@ def update_local_(chains: Iterable[Sequence[LocalBatch]], context: StepContext) 
 
 
 def update_chain_(chain: Sequence[LocalBatch], context: StepContext) -> list[UpdateNorms]:
-    """Update the parameters and momentum buffers of a chain's batches in place, from its gradients."""
+    """Update parameters and momentum of a chain's batches in place, from its gradients; return the norms of updates."""
     recipes = [context.recipe(work.recipe_key) for work in chain]
     packed = context.graphs.packed(
         [BatchToPack(work.batch, len(work.parts), recipe.eps) for work, recipe in zip(chain, recipes)]
@@ -65,7 +65,7 @@ def _pack_(work: LocalBatch, recipe: Recipe, packed: Packed) -> None:
 
 
 def _descend_(work: LocalBatch, recipe: Recipe, updates: Tensor) -> UpdateNorms:
-    """Move a batch's parameters by their updates, which are changed in place."""
+    """Move a batch's parameters by their updates, which change in place, too; return the norms of the updates."""
     batch, parts = work.batch, work.parts
     written = norms_memory_for_descent(batch, updates)
     moments = None if batch.moments_shape is None else stacked_moments(parts)

@@ -12,11 +12,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from ..kernels.memory_parts import bytes_of, parts_of
+from ..kernels.memory_parts import CACHE_LINE, bytes_of, parts_of
 from ..plan.batches import Batch
-
-# Each part begins at a multiple of so many bytes, as new tensors do: products may sum others in another order.
-_LINE = 64
 
 
 class Views(NamedTuple):
@@ -46,10 +43,10 @@ class BatchMemory:
 
     def _cut(self, batch: Batch, count: int) -> Views:
         parts = batch.memory(count)
-        needed = bytes_of(parts, _LINE)
+        needed = bytes_of(parts, CACHE_LINE)
         if len(self._bytes) < needed:
             self._views.clear()
             self._bytes = self._bytes.new_empty(0)  # freed first, so that both are never held at once
             self._bytes = self._bytes.new_empty(needed)
-        directions, factors, *squares = parts_of(self._bytes, parts, _LINE)
+        directions, factors, *squares = parts_of(self._bytes, parts, CACHE_LINE)
         return Views(directions, factors, tuple(squares) or None)

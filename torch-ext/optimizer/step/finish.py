@@ -42,11 +42,11 @@ def finish_updates_(
     weights: Optional[Tensor] = None,
     norms: Optional[Tensor] = None,
 ) -> tuple[Tensor, Tensor]:
-    """Apply the rules with a state to updates (B, rows, cols) of whole matrices; return what the matrices descend by.
+    """Apply the rules with a state to updates (B, rows, cols) of whole matrices, in place.
 
-    Also returns the norms (B,) of the updates. Second `moments`, if given, balance the updates; both change in place.
-    If norms of matrices are kept, `weights` are the matrices: the new ones take their place, and are what is returned.
-    `norms` is memory that the descent will write to; without it the norms are computed here.
+    Returns what the matrices descend by, and the norms (B,) of the updates. Second `moments`, if given, balance the
+    updates; both change. If norms of matrices are kept, `weights` are the matrices: the new ones take their place, and
+    are what is returned. `norms` is memory that the descent will write to; without it the norms are computed here.
     """
     # Computed before second moments change the updates. Hyperball returns norms of its own.
     if norms is None and weights is None:

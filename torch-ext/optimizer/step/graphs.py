@@ -160,7 +160,7 @@ class UpdateGraphs:
         return f"capture {_shown(kinds)}"
 
     def _left_eager(self, kinds: Kinds, buffers: _Buffers, why: str) -> str:
-        """Warn that a chain has no graph, and return that."""
+        """Warn that a chain has no graph, and why; return what the stage did, in words."""
         # Torch takes no other graph into the pool of a capture that broke, nor into one that has lost its last graph.
         buffers.take_pool()
         warn_user(f"{_shown(kinds)} is launched eagerly: {why}", RuntimeWarning)

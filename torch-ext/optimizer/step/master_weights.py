@@ -63,7 +63,7 @@ def _check_value(name: str, p: Tensor, value: Tensor) -> None:
         raise TypeError(f"the master of {name} must be a float32 tensor, got {got}")
     only_fake = is_fake(value) and not is_fake(p)
     if value.is_meta or only_fake or value.layout != torch.strided:
-        got = f"{'a fake tensor ' * only_fake}{tuple(value.shape)} {value.layout} on {value.device}"
+        got = f"{'a fake tensor ' if only_fake else ''}{tuple(value.shape)} {value.layout} on {value.device}"
         raise ValueError(f"the master of {name} must be dense and have values, got {got}")
     if value.shape != p.shape or layout_of(name, value) != layout_of(name, p):
         raise ValueError(

@@ -55,10 +55,9 @@ def packed_memory(batch: Batch, count: int) -> Tensor:
 
 
 def norms_memory(batch: Batch, packed: Tensor) -> Optional[Tensor]:
-    """Return memory for the norms (B,) of packed matrices, or None.
+    """Return memory for the norms (B,) of packed matrices.
 
-    None if the matrices are equalized first, if one kernel does the whole iteration, or if the native passes do not
-    take them.
+    None if they are equalized first, if one kernel does the whole iteration, or if the native passes do not take them.
     """
     if batch.equalization.before != "none" or batch.iteration.in_one_launch:
         return None

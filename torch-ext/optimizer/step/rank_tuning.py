@@ -91,9 +91,9 @@ class TuningAgreement:
     def compare(self) -> str:
         """Adopt what some of the ranks have agreed on before; RuntimeError if their agreements differ.
 
-        Sizes that a rank has measured, though not with all candidates, are settled last. The time budget of all ranks
-        begins at their first comparison. Otherwise the budget of a rank that measures for a later set of ranks would
-        only begin when those of the sets before have ended.
+        Returns in words what was done. Sizes that a rank has measured, though not with all candidates, are settled
+        last. The time budget of all ranks begins at their first comparison. Otherwise the budget of a rank that
+        measures for a later set of ranks would only begin when those of the sets before have ended.
         """
         key, needs = self._key, [task.need for task in self._tasks]
         agreed = {need: agreement(key, need) for need in needs}
@@ -120,7 +120,10 @@ class TuningAgreement:
         return f"{len(self._ranks)} ranks compare what they know of {len(needs)} products"
 
     def settle(self, number: int) -> str:
-        """Adopt the result for a size, by its number, that one rank of this kind of device knows or measures."""
+        """Adopt the result for a size, by its number, that one rank of this kind of device knows or measures.
+
+        Returns in words what was done.
+        """
         task, waiting = self._tasks[number], len(self._tasks) - 1 - number
         key, need = self._key, task.need
         kinds = self._open[need]

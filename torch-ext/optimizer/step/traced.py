@@ -58,7 +58,10 @@ def is_traceable(attributes: Mapping[str, Any], closure: Any) -> bool:
 
 @constant_while_traced
 def _has_untraceable_tensors(handle: str) -> bool:
-    """Hidden from the tracer, which would make a graph for each value of `lr`, and break at what it does not know."""
+    """Whether a parameter, a gradient's dtype or a live number is one that no graph takes.
+
+    A constant for the tracer, which would make a graph for each value of `lr`, and break at what it does not know.
+    """
     groups = muon_step_.optimizers[handle].param_groups
     parameters = [p for group in groups for p in group["params"]]
     unlike = any(p.grad is not None and p.grad.dtype != p.dtype for p in parameters)

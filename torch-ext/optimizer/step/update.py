@@ -23,8 +23,8 @@ from .sharded import update_chunk_
 from .workspace import Workspace
 
 
-def update_shared_(workspace: Workspace, context: StepContext, in_flight: int) -> list[UpdateNorms]:
-    """Update shared matrices of which any rank has a gradient, and those of this process while messages fly.
+def update_matrices_(workspace: Workspace, context: StepContext, in_flight: int) -> list[UpdateNorms]:
+    """Update shared matrices of which any rank has a gradient, and those of this process while messages fly, in place.
 
     Up to `in_flight` chunks have a message on its way while another is worked on. Returns norms as `update_local_`.
     """

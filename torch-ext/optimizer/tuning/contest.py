@@ -51,6 +51,10 @@ class Contest(NamedTuple):
     entry: Callable[[str, Mapping[str, Timed]], dict[str, Any]]  # makes the winner's entry from all times
 
 
+def prove_nothing() -> None:
+    """Prove nothing: torch's products are not tested, and an earlier choice was proven with the same kernels."""
+
+
 def tasks_of(device: torch.device, dtype: torch.dtype, size: tuple[int, int], count: int) -> list[Task]:
     """Return what can be measured for `count` wide m x n matrices of a work dtype: nothing if there is no choice."""
     name = dtype_name(dtype)
@@ -67,7 +71,7 @@ def tasks_of(device: torch.device, dtype: torch.dtype, size: tuple[int, int], co
 def cpu_contest(task: Task) -> Contest:
     """Return the contest of the CPU's tables of products. Each is timed on whole iterations."""
     device, dtype = task.device, getattr(torch, task.need.dtype)
-    size = task.need.m, task.need.k
+    size = task.need.size
     tables = cpu_tables(dtype)
     iterations = {name: _iteration(device, dtype, size, name) for name in tables}
     tables = {name: table for name, table in tables.items() if iterations[name] is not None}

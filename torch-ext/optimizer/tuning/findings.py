@@ -14,7 +14,7 @@ from ..kernels.machine import key_of
 from ..kernels.measurement_file import JUDGED, Table
 from ..kernels.measurements import candidate_name, failed, keep, own_measurement
 from ..kernels.trials import trial
-from .contest import Contest, Task
+from .contest import Contest, Task, prove_nothing
 from .proof import WrongResultError
 from .race import Clock, LostGpuError, Timed, decide, dropping, race
 
@@ -113,12 +113,8 @@ def _continued(contest: Contest, kept: Optional[Mapping[str, Any]], kernel: str)
     left = {name: candidate for name, candidate in contest.candidates.items() if name in names}
     if chosen not in left:
         return contest._replace(candidates=left, before=contest.rival)
-    left[chosen] = left[chosen]._replace(prove=_proven_before)  # so each call has time for another candidate
+    left[chosen] = left[chosen]._replace(prove=prove_nothing)  # so each call has time for another candidate
     return contest._replace(candidates=left, before=chosen)
-
-
-def _proven_before() -> None:
-    """Prove nothing: a measurement holds for the same kernels only."""
 
 
 def _with_earlier(

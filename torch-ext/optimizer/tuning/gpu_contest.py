@@ -20,7 +20,7 @@ from ..polar.factors import polar_factors
 from ..polar.packing import even_pieces, matrices_together, packed_together
 from ..schedules import resolve_schedule
 from .candidates import product_configs, small_configs
-from .contest import EPS, Candidate, Contest, Task, drawn
+from .contest import EPS, Candidate, Contest, Task, drawn, prove_nothing
 from .proof import DIAGONAL, PLAIN, SCALED, Operands, operands_of, prove_launch
 from .race import Timed
 from .small_proof import prove_small
@@ -56,7 +56,7 @@ def gpu_contest(
         ways = _small_ways(task, configs)
     else:
         ways = _product_ways(task, configs, ragged or RAGGED)
-    made = {TORCH: Candidate(_nothing, ways.torchs, "torch's products", ways.counts[TORCH])}
+    made = {TORCH: Candidate(prove_nothing, ways.torchs, "torch's products", ways.counts[TORCH])}
     for config in ways.configs:
         name = _name(config)
         run, label = partial(ways.run, config), f"{_kernel(config)} {name}"
@@ -92,8 +92,8 @@ def _entry(task: Task, ways: _Ways, winner: str, times: Mapping[str, Timed]) -> 
 
 
 def _product_ways(task: Task, configs: Optional[Sequence[AnyConfig]], ragged: tuple[int, int]) -> _Ways:
-    """Time X Xᵀ of long matrices, or, for square ones, what an iteration multiplies: a I + b A + c A² and A B."""
-    device, dtype, (m, k) = task.device, getattr(torch, task.need.dtype), task.need[2:]
+    """Return the ways to compute X Xᵀ of long matrices, and of squares a I + b A + c A² and A B, as iterations do."""
+    device, dtype, (m, k) = task.device, getattr(torch, task.need.dtype), task.need.size
     configs = product_configs(device, dtype, m) if configs is None else configs
     configs = [config for config in configs if config.sections == 1 or cuts(m)]  # others would be one launch again
     long = k != m
@@ -142,7 +142,7 @@ def _prove_product(
 
 
 def _small_ways(task: Task, configs: Optional[Sequence[AnyConfig]]) -> _Ways:
-    device, dtype, size = task.device, getattr(torch, task.need.dtype), task.need[2:]
+    device, dtype, size = task.device, getattr(torch, task.need.dtype), task.need.size
     iteration = _iteration(device, dtype, size)._replace(in_one_launch=False)
     G = drawn(device, task.count, *size)
     C, scaling = torch.empty_like(G, dtype=dtype), (iteration.scale, EPS, dtype)
@@ -172,7 +172,7 @@ def _count(task: Task, name: str) -> int:
     Squares come in as many as fill the GPU with the tiles of their product. X Xᵀ of long matrices has as many as the
     squares that are launched today, or, in a chain, whatever is packed together.
     """
-    device, dtype, (m, k) = task.device, getattr(torch, task.need.dtype), task.need[2:]
+    device, dtype, (m, k) = task.device, getattr(torch, task.need.dtype), task.need.size
     iteration = _iteration(device, dtype, (m, max(m, k)))
     if k == m:
         iteration = iteration._replace(products=iteration.products._replace(square_name=name))
@@ -196,7 +196,3 @@ def _iteration(device: torch.device, dtype: torch.dtype, size: tuple[int, int]) 
 def _current(device: torch.device):
     """Make `device` the current one: Triton launches there, not on the device of the arguments."""
     return torch.cuda.device(device if device.type == "cuda" else -1)
-
-
-def _nothing() -> None:
-    """Prove nothing: torch's products are not tested."""

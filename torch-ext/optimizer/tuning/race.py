@@ -48,9 +48,6 @@ class Replay(NamedTuple):
     start: Work
     calls: int
 
-    def __call__(self) -> None:
-        self.start()
-
 
 class Clock:
     """Measures how long work takes on a device, and tells the time."""
@@ -64,7 +61,8 @@ class Clock:
     def ready(self, work: Work) -> Work:
         """Run `work` once and return it in the form in which a step runs it: on a GPU as the replay of a graph."""
         if self.device.type != "cuda":
-            return _done_once(work)
+            work()
+            return work
         replay = Replay(captured(work, self.device), 1)
         self.seconds_of(replay, 1)  # the first replay also brings the graph to the GPU
         if min(self.seconds_of(replay, 1) for _ in range(3)) >= SHORT_SECONDS:
@@ -190,11 +188,6 @@ def dropping(name: str, dropped: dict[str, str]) -> Iterator[None]:
         if loses_gpu(error):
             raise LostGpuError(name, error_described(error)) from error
         dropped[name] = error_described(error)
-
-
-def _done_once(work: Work) -> Work:
-    work()
-    return work
 
 
 def _repeat(work: Work, times: int) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..kernels.newton_schulz import gram_newton_schulz
 from ..kernels.product_table import Products
 from ..kernels.small_steps import steps_of
-from ..schedules import resolve_schedule, with_folded_scale
+from ..schedules import resolve_schedule, value_at, with_folded_scale
 from .error_propagation import Carried
 from .proof import WrongResultError
 
@@ -133,6 +133,6 @@ def _of_four_bits(x: Tensor) -> Tensor:
 
 
 def _composed(schedule: Steps, x: Tensor) -> Tensor:
-    for a, b, c in schedule:
-        x = x * (a + x * x * (b + x * x * c))
+    for quintic in schedule:
+        x = value_at(quintic, x)
     return x

@@ -73,15 +73,15 @@ class Tuner:
         return self._noted(finding)
 
     def leave(self, task: Task) -> Finding:
-        """Record that a task keeps its default choice."""
+        """Record, and return as a finding, that a task keeps its default choice."""
         return self._noted(left_out(task, OUT_OF_TIME))
 
     def note(self, task: Task, kept: Mapping[str, Any]) -> Finding:
-        """Record an entry that was measured before."""
+        """Record, and return as a finding, an entry that was measured before."""
         return self._noted(_measured_before(task, kept))
 
     def _as_before(self, task: Task, why: str, wrong: Mapping[str, str]) -> Finding:
-        """Record that a task keeps what it has: the choice of an incomplete measurement, or its default.
+        """Record, and return as a finding, that a task keeps an incomplete measurement's choice, or else its default.
 
         `wrong` are the candidates that have failed their proof now.
         """

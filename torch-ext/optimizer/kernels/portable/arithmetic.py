@@ -29,6 +29,11 @@ def number(value: float, like: Tensor) -> Tensor:
     return torch.full((), value, dtype=like.dtype, device=like.device)
 
 
+def have_one_sign(a: Tensor, b: Tensor) -> Tensor:
+    """Return where both are above zero or both below. Not by the sign of the product, which underflows."""
+    return ((a > 0) & (b > 0)) | ((a < 0) & (b < 0))
+
+
 def lerp(average: Tensor, value: Tensor, weight: float) -> Tensor:
     """Return average + weight (value - average), with three roundings.
 

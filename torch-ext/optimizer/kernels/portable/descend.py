@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ..formats import HALF_DTYPES, exact_dtype
 from ..master_weights import halves_of, joined
-from .arithmetic import computing_dtype, number, random_bits, round_stochastically
+from .arithmetic import computing_dtype, have_one_sign, number, random_bits, round_stochastically
 from .memory import Memory
 from .norms import check_norms_of, norms_of_wide_
 from .pieces import Gate, Piece, of_piece, on_device, parts_of, pieces, stacked, write_
@@ -69,9 +69,8 @@ class _Descent(NamedTuple):
     def of(self, p: Tensor, u: Tensor, piece: Piece) -> Tensor:
         """Return the new parameters (k, rows, cols)."""
         keep = of_piece(self.keep, piece)
-        if self.cautious:  # not by the sign of the product, which underflows
-            agree = ((p > 0) & (u > 0)) | ((p < 0) & (u < 0))
-            keep = torch.where(agree, keep, number(1.0, p))
+        if self.cautious:
+            keep = torch.where(have_one_sign(p, u), keep, number(1.0, p))
         return p * keep - u * of_piece(self.step, piece)
 
 

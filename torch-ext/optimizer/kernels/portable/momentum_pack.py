@@ -22,8 +22,7 @@
   share a scale. If they are neighbours in a row, scales are (rows, ceil(cols / 64)); if in a column,
   (ceil(rows / 64), cols). Then m = scale code |code|, with scale = max |m| / 127^2, at least 2^-126, and the nearest
   code. An element loses at most 1/126 of the largest magnitude of its block; `optimizer_common/quantize.h` has the
-  bound of each. `packed` is computed from m before it is coded. A block that receives
-  a NaN or an infinity stays NaN.
+  bound of each. `packed` is computed from m before it is coded. A block that receives a NaN or an infinity stays NaN.
 - `norms` (B), contiguous, are the norms of what is stored in `packed`, of the dtype and the bits that `frobenius_norm_`
   gives for it, or for its `.mT` if it has more rows than columns. Where `packed` is zero because of `active` or
   `found_inf`, so is the norm. Cannot be combined with `offsets` or with a `packed` of float64.

@@ -79,6 +79,32 @@ def multiplier(norm: Tensor, eps: float, scale: float, dtype: torch.dtype) -> Te
     return (scale / norm.clamp_min(max(eps, limits.tiny))).clamp_max(limits.max).to(dtype)
 
 
+def norms_of_wide_(norms: Tensor, batch: Tensor) -> None:
+    """Write the norms that passes compute beside their results: those of `batch` (B, rows, cols), as wide matrices."""
+    frobenius_norm_(norms, batch.mT if batch.size(1) > batch.size(2) else batch)
+
+
+def check_norms_of(name: str, batch: Tensor, offsets: Optional[Sequence[int]], norms: Optional[Tensor]) -> None:
+    """Refuse `norms`, if they are given, that `norms_of_wide_` cannot write for `batch`."""
+    if norms is None:
+        return
+    if offsets is not None:
+        raise RuntimeError("norms need a batch, so offsets must not be given")
+    if batch.dtype == torch.float64:
+        raise RuntimeError(f"norms are those of float32, float16 or bfloat16, but {name} is Double")
+    check_norms(norms, batch)
+
+
+def check_norms(norms: Tensor, X: Tensor) -> None:
+    """Check that `norms` has one number for each matrix of X, where X is."""
+    exact = exact_dtype(X.device)
+    if norms.device != X.device or norms.dtype != exact:
+        needed = f"{dtype_name(exact)} on {place(X)}"
+        raise RuntimeError(f"norms must be {needed}, got {name_of(norms.dtype)} on {place(norms)}")
+    if norms.shape != X.shape[:1] or not norms.is_contiguous():
+        raise RuntimeError(f"norms must be ({len(X)}), contiguous, got {shown(norms.shape)}")
+
+
 def _powers_of_two(X: Tensor) -> tuple[Tensor, Tensor]:
     """Return a power of two (B) near the largest magnitude of each matrix of X (B, m, n), and its inverse, float32.
 
@@ -121,29 +147,3 @@ def _check_batch(name: str, t: Tensor, X: Tensor) -> None:
         raise RuntimeError(f"{name} must be (batch, rows, cols), got {shown(t.shape)}")
     if t.shape != X.shape:
         raise RuntimeError(f"{name} must have the shape {shown(X.shape)} of X, got {shown(t.shape)}")
-
-
-def norms_of_wide_(norms: Tensor, batch: Tensor) -> None:
-    """Write the norms that passes compute beside their results: those of `batch` (B, rows, cols), as wide matrices."""
-    frobenius_norm_(norms, batch.mT if batch.size(1) > batch.size(2) else batch)
-
-
-def check_norms_of(name: str, batch: Tensor, offsets: Optional[Sequence[int]], norms: Optional[Tensor]) -> None:
-    """Refuse `norms`, if they are given, that `norms_of_wide_` cannot write for `batch`."""
-    if norms is None:
-        return
-    if offsets is not None:
-        raise RuntimeError("norms need a batch, so offsets must not be given")
-    if batch.dtype == torch.float64:
-        raise RuntimeError(f"norms are those of float32, float16 or bfloat16, but {name} is Double")
-    check_norms(norms, batch)
-
-
-def check_norms(norms: Tensor, X: Tensor) -> None:
-    """Check that `norms` has one number for each matrix of X, where X is."""
-    exact = exact_dtype(X.device)
-    if norms.device != X.device or norms.dtype != exact:
-        needed = f"{dtype_name(exact)} on {place(X)}"
-        raise RuntimeError(f"norms must be {needed}, got {name_of(norms.dtype)} on {place(norms)}")
-    if norms.shape != X.shape[:1] or not norms.is_contiguous():
-        raise RuntimeError(f"norms must be ({len(X)}), contiguous, got {shown(norms.shape)}")
