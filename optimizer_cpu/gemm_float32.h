@@ -6,6 +6,7 @@
 
 #include "gemm_blocks.h"
 #include "tiles.h"
+#include "transpose.h"
 
 namespace optimizer::float32 {
 

@@ -3,7 +3,6 @@
 
 #include "../optimizer_common/matrices.h"
 #include "threads.h"
-#include "transpose.h"
 
 #include <algorithm>
 #include <vector>
@@ -101,40 +100,12 @@ OPTIMIZER_INLINE void store_rows(const T* __restrict from, const View& view, con
   }
 }
 
-template <class T>
-OPTIMIZER_INLINE void load_rows(T* to, ScalarType dtype, const View& view, const Box& box) {
-  with_stored(dtype, [&](auto stored) __attribute__((always_inline)) {
-    load_rows<T, decltype(stored)>(to, view, box);
-  });
-}
-
-template <class T>
-OPTIMIZER_INLINE void store_rows(const T* from, ScalarType dtype, const View& view, const Box& box) {
-  with_stored(dtype, [&](auto stored) __attribute__((always_inline)) {
-    store_rows<T, decltype(stored)>(from, view, box);
-  });
-}
-
-// A box of a tensor, row by row, as T. Column-major tensors are read in the order of their memory.
-template <class T>
-OPTIMIZER_INLINE void load(T* to, ScalarType dtype, const View& view, const Box& box) {
-  if (view.col_stride == 1 || view.row_stride != 1) {
-    return load_rows(to, dtype, view, box);
-  }
-  T columns[kTileArea];
-  load_rows(columns, dtype, {view.data, view.col_stride, 1}, {box.col, box.row, box.cols, box.rows});
-  transpose(to, columns, box.cols, box.rows);
-}
-
-template <class T>
-OPTIMIZER_INLINE void store(const T* from, ScalarType dtype, const View& view, const Box& box) {
-  if (view.col_stride == 1 || view.row_stride != 1) {
-    return store_rows(from, dtype, view, box);
-  }
-  T columns[kTileArea];
-  transpose(columns, from, box.rows, box.cols);
-  store_rows(columns, dtype, {view.data, view.col_stride, 1}, {box.col, box.row, box.cols, box.rows});
-}
+// A box of a tensor, row by row, as T. They are compiled once (tile_moves.cpp), not into each pass that calls them: to
+// call one for each tile takes no time, and to compile one takes seconds.
+void load(float* to, ScalarType dtype, const View& view, const Box& box);
+void load(double* to, ScalarType dtype, const View& view, const Box& box);
+void store(const float* from, ScalarType dtype, const View& view, const Box& box);
+void store(const double* from, ScalarType dtype, const View& view, const Box& box);
 
 // A pass goes over its elements several times, by way of arrays of T. With so many elements at a time the nearest cache
 // holds these arrays beside the memory that is moved.
