@@ -7,6 +7,7 @@ NCCL each rank has a GPU of its own, where its CUDA tensors are.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -111,8 +112,8 @@ class RankPool:
         store = str(Path(self._folder.name) / "store")
         for rank in range(self.size):
             ours, theirs = context.Pipe()
-            own = self._variants, self._variant_backend, self._backend, self._collective_seconds
-            member = Member(rank, self.size, store, *own)
+            build = self._variants, self._variant_backend
+            member = Member(rank, self.size, store, *build, self._backend, self._collective_seconds)
             process = context.Process(target=_serve, args=(member, theirs), daemon=True)
             process.start()
             theirs.close()
@@ -137,8 +138,8 @@ class RankPool:
                     deadline = min(deadline, monotonic() + GRACE_SECONDS)
         if failures:
             ranks_by_text = {text: [r for r in sorted(failures) if failures[r] == text] for text in failures.values()}
-            found = (f"ranks {ranks} of {self.size}: {text}" for text, ranks in ranks_by_text.items())
-            raise JobError("\n".join(found))
+            lines = (f"ranks {ranks} of {self.size}: {text}" for text, ranks in ranks_by_text.items())
+            raise JobError("\n".join(lines))
         return [results[rank] for rank in range(self.size)]
 
 
@@ -222,6 +223,7 @@ def _serve(member: Member, connection: Connection) -> None:
     watch.start()
     dist.barrier()  # to start may take longer than a collective is given
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=member.collective_seconds), dist.group.WORLD)
+    gc.freeze()  # a collection, which optimizers ask for where others were dropped, need not look at torch's modules
     while True:
         try:
             job, arguments = pickle.loads(connection.recv_bytes())
