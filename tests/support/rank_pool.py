@@ -28,7 +28,10 @@ from tests.support.watched_messages import Watch, check_together
 REPO_ID = "org/optimizer"
 # Importing them costs seconds, and is done once: the others are forked from a process that has. None of them asks for a
 # GPU, which a forked process could not use then.
-PRELOADED = ["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.pipelining", "kernels"]
+PRELOADED = [
+    *("torch", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.pipelining", "kernels"),
+    "tests.support.preloaded_kernel",
+]
 # After one rank has failed the others, which wait for it, are given so long to fail as well.
 GRACE_SECONDS = 2.0
 # Where the tensors of ranks are that talk over a backend.
@@ -110,15 +113,20 @@ class RankPool:
         context.set_forkserver_preload(PRELOADED)
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
-        for rank in range(self.size):
-            ours, theirs = context.Pipe()
-            build = self._variants, self._variant_backend
-            member = Member(rank, self.size, store, *build, self._backend, self._collective_seconds)
-            process = context.Process(target=_serve, args=(member, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self._processes.append(process)
-            self._connections.append(ours)
+        # The process that ranks are forked from starts with the first of them.
+        with mock.patch.dict(os.environ, {"LOCAL_KERNELS": f"{REPO_ID}={self._variants}"}):
+            for rank in range(self.size):
+                self._start_rank(context, rank, store)
+
+    def _start_rank(self, context: multiprocessing.context.BaseContext, rank: int, store: str) -> None:
+        build = self._variants, self._variant_backend
+        member = Member(rank, self.size, store, *build, self._backend, self._collective_seconds)
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(member, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        self._processes.append(process)
+        self._connections.append(ours)
 
     def _collect(self, deadline: float, may_die: Collection[int]) -> list[Any]:
         results: dict[int, Any] = {}
