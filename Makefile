@@ -39,10 +39,12 @@ processors: build build-aarch64
 
 # LOCAL_KERNELS names the build to test where the Hub's builder has made one; here the tests make it. A file's tests run in
 # one process, because its fixtures and the pools of ranks are made once in each. If one dies the run ends: with another in
-# its place pytest-xdist would wait for ever. Idle threads of OpenMP sleep, because the others need their cores.
+# its place pytest-xdist would wait for ever. Idle threads of OpenMP sleep, because the others need their cores. Hundreds
+# of processes import the package and the tests: the first ones keep the bytecode for the others.
 test: BESIDE := --numprocesses auto --maxprocesses 4 --dist loadfile --max-worker-restart 0
 test: setup lint
-	env -u LOCAL_KERNELS OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest -m "not slow and not integrations" $(BESIDE)
+	env -u LOCAL_KERNELS -u PYTHONDONTWRITEBYTECODE OMP_WAIT_POLICY=PASSIVE \
+		$(PY) -m pytest -m "not slow and not integrations" $(BESIDE)
 
 # What takes more than ten seconds: killed ranks, long runs, other variants and processors, the model of CUDA.
 test-slow: setup

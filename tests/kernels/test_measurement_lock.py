@@ -135,6 +135,17 @@ def test_a_lock_that_stays_is_named(file, key, lock, monkeypatch):
     assert lock.exists() and not file.file_of(key).exists()
 
 
+def test_nobody_waits_twice_for_a_lock_that_others_hold(measurements, file, key, monkeypatch):
+    """A warm-up measures dozens of products, and other ranks wait for it."""
+    waited = []
+    monkeypatch.setattr(file, "add", lambda key, table: waited.append(1) or "others held the lock")
+    with pytest.warns(RuntimeWarning, match="this process only: others held the lock"):
+        for m in (8, 16, 24):
+            measurements.keep(key, table(file, m))
+    found = measurements.measured_here(key, file.Need(KERNEL, DTYPE, 24, 24))
+    assert len(waited) == 1 and found.source == "measured here"
+
+
 def test_the_new_lock_of_another_process_is_not_broken(file, key, lock, monkeypatch):
     """Both have found an old one. The other removes it and makes its own before this one acts."""
     left_behind(lock)

@@ -179,21 +179,6 @@ def test_without_a_place_for_files_the_process_remembers(measurements, file, key
     assert len(told) == 1 and known(measurements, file, key, 8, 16) == ("SINGLE", "measured here")
 
 
-def test_nobody_waits_twice_for_a_lock_that_others_hold(measurements, file, key, monkeypatch):
-    """A warm-up measures dozens of products, and other ranks wait for it."""
-    waited = []
-
-    def waits(key, table):
-        waited.append(1)
-        return "others held the lock"
-
-    monkeypatch.setattr(file, "add", waits)
-    with pytest.warns(RuntimeWarning, match="this process only: others held the lock"):
-        for m in (8, 16, 24):
-            measurements.keep(key, table(file, entry(m, 32)))
-    assert len(waited) == 1 and known(measurements, file, key, 24, 32) == ("SINGLE", "measured here")
-
-
 def test_the_cache_folder_is_that_of_the_convention(file, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     for named, expected in ((None, tmp_path / ".cache"), ("relative", tmp_path / ".cache"), ("/else", Path("/else"))):

@@ -83,13 +83,13 @@ def test_scale_is_a_power_of_two_near_root_m_up_to_8(kernel, m, scale):
 @pytest.mark.kernels_ci
 def test_schedule_with_larger_values_has_a_smaller_scale(kernel):
     """4 x takes a value of 1 to 4: with a scale of 4 the square of its Gram matrix would have an entry of 16⁴."""
-    assert kernel.schedules.largest_value(((4.0, 0.0, 0.0),)) == 4
+    assert kernel.stability.largest_value(((4.0, 0.0, 0.0),)) == 4
     assert kernel.stability.folded_scale(torch.float16, 10**6, ((4.0, 0.0, 0.0),)) == 2
 
 
 def test_a_maximum_that_no_value_reaches_does_not_count(kernel):
     """x (3 - x² / 4) / 2 rises up to x = 2, where it is 2; values start below 1, where it is 11 / 8."""
-    assert kernel.schedules.largest_value(((1.5, -0.125, 0.0),)) == 1.375
+    assert kernel.stability.largest_value(((1.5, -0.125, 0.0),)) == 1.375
 
 
 @pytest.mark.parametrize("name", ["polar_express", "polar_express_safer", "quintic", "original"])
@@ -102,7 +102,7 @@ def test_largest_value_is_that_of_a_fine_grid(kernel, name, steps):
         peak = (x * (a + x * x * (b + x * x * c))).abs().max().item()
         largest = max(largest, peak)
         x = torch.linspace(0, peak, 10**5 + 1, dtype=torch.float64)
-    assert 0 <= kernel.schedules.largest_value(schedule) - largest <= 1e-7
+    assert 0 <= kernel.stability.largest_value(schedule) - largest <= 1e-7
 
 
 def with_parts(products, largest):

@@ -10,8 +10,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from tests.support.backends import on_every_backend
+from tests.support.pieces import mesh_of
 from tests.support.rank_pool import device_of_ranks, one_by_one
-from tests.support.sharded_models import LAYOUTS, bits_equal, mesh_of, one_thread, whole
+from tests.support.sharded_models import LAYOUTS, bits_equal, one_thread, whole
 
 HEAD, HEADS, WIDTH = 4, 6, 20
 FIRST = HEAD * HEADS // 4  # rows on rank 0 if four ranks share them

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from tests.support.backends import on_every_backend
-from tests.support.sharded_models import mesh_of
+from tests.support.pieces import mesh_of
 
 CHAIN = {"a": (0, 1), "b": (0, 2), "c": (2, 3)}
 FROM_OTHERS = "has met an error about what it shares with further ranks"

@@ -10,12 +10,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from tests.support.backends import on_every_backend
+from tests.support.pieces import mesh_of
 from tests.support.rank_pool import device_of_ranks, one_by_one
 from tests.support.sharded_models import (
     Case,
     Spec,
     bits_equal,
-    mesh_of,
     muon,
     one_thread,
     train_alone,

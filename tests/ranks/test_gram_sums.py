@@ -11,17 +11,16 @@ import torch.distributed as dist
 
 from tests.ranks.test_messages import Counted
 from tests.support.inside import muon_settings, plan_of
+from tests.support.pieces import Trained, put_together
 from tests.support.sharded_models import (
     LAYOUTS,
     Case,
     Layout,
     Spec,
-    Trained,
     assert_same,
     bits_equal,
     model,
     part_of,
-    put_together,
     train,
     train_alone,
 )

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from tests.support.allocations import Allocations
 from tests.support.backends import on_every_backend
 from tests.support.inside import chunks_of, plan_of
+from tests.support.pieces import put_together
 from tests.support.rank_pool import device_of_ranks
 from tests.support.sharded_models import (
     LAYOUTS,
@@ -27,7 +28,6 @@ from tests.support.sharded_models import (
     assert_same,
     muon,
     part_of,
-    put_together,
     sharded,
     train,
     train_alone,

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.support.backends import on_every_backend
+from tests.support.pieces import put_together
 from tests.support.sharded_models import (
     LAYOUTS,
     Case,
@@ -15,7 +16,6 @@ from tests.support.sharded_models import (
     model,
     muon,
     part_of,
-    put_together,
     train,
     train_alone,
     whole_parameter,

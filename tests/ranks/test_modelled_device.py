@@ -16,6 +16,7 @@ from tests.ranks.test_gram_sums import SUMMED, assert_close
 from tests.ranks.test_teams import FOUR, TEAMS, long_ones, teams_cost_nothing
 from tests.support import sharded_models
 from tests.support.inside import plan_of
+from tests.support.pieces import put_together
 from tests.support.ranks_on_device import DEVICE, on_modelled_device, train_on_device
 from tests.support.sharded_models import (
     LAYOUTS,
@@ -26,7 +27,6 @@ from tests.support.sharded_models import (
     model,
     muon,
     part_of,
-    put_together,
     train_alone,
     whole,
     whole_gradient,

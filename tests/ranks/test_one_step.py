@@ -11,8 +11,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from tests.ranks.test_failures import error_of_step, everything
 from tests.support.backends import on_every_backend
 from tests.support.inside import muon_settings
+from tests.support.pieces import mesh_of
 from tests.support.rank_pool import device_of_ranks
-from tests.support.sharded_models import LAYOUTS, Case, Layout, Spec, mesh_of, part_of
+from tests.support.sharded_models import LAYOUTS, Case, Layout, Spec, part_of
 
 # Copies are on ranks 0 and 2, 1 and 3. The large matrix is worth sending, so that they share the work on it; of the
 # others each copy does all, and AdamW's are nobody else's work.

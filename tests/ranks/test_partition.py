@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support import inside
+from tests.support.random_plans import Model
 
 EVERYBODY = "everybody"
 
@@ -157,3 +158,23 @@ def test_models_are_cut_into_chunks_that_overlap(kernel, model, ranks, least, ch
         assert len(chunks) >= least
     else:
         assert limit == 2**28 // 4
+
+
+@pytest.mark.parametrize("world, seed", [(world, seed) for world in (1, 2, 3, 4, 6, 8, 16) for seed in range(4)])
+def test_no_part_is_larger_than_it_counts_in_a_chunk(kernel, world, seed):
+    """And it counts as what it is, where no part has rows of several matrices."""
+    for matrix in Model(kernel, world, seed).matrices:
+        largest = max(matrix.part(rank).size for rank in matrix.holders)
+        assert largest <= matrix.part_size
+        assert largest == matrix.part_size or len(matrix.shards.view.rows) > 1
+
+
+def test_a_rank_packs_at_most_the_limit_where_rows_do_not_divide_evenly(kernel):
+    """Of 9 rows on 8 ranks the first has 2."""
+    view = inside.matrix_view(kernel, (9, 512))
+    shards = inside.shards(kernel, view, inside.layout(kernel, (9, 512), [8], range(8), [(0, 1)]))
+    matrices = [inside.matrix(kernel, number, 0, shards, cost=1) for number in range(64)]
+    limit = 32 * 1024
+    chunks, _ = inside.plan_messages(kernel, matrices, tuple(range(8)), 0, limit)
+    packed = [sum(part.matrix.part(0).size for part in chunk.holder.parts) for chunk in chunks]
+    assert packed == [limit, limit]

@@ -8,11 +8,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from tests.support.sharded_models import (
-    bits_equal,
-    mesh_of,
-    whole,
-)
+from tests.support.pieces import mesh_of
+from tests.support.sharded_models import bits_equal, whole
 
 
 def order(kernel, chunks: int, in_flight: int) -> list[str]:

@@ -15,15 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from tests.support.pieces import mesh_of
 from tests.support.random_plans import indices
-from tests.support.sharded_models import (
-    LAYOUTS,
-    Case,
-    Layout,
-    Spec,
-    mesh_of,
-    part_of,
-)
+from tests.support.sharded_models import LAYOUTS, Case, Layout, Spec, part_of
 
 
 @pytest.fixture

@@ -122,26 +122,6 @@ def test_flags_reach_the_owner_and_its_answer_all_holders(kernel, world, seed):
                 assert received[part.scattered.flag] == model.numbers[part.matrix][0, 0]
 
 
-@pytest.mark.parametrize("world, seed", SMALL)
-def test_no_part_is_larger_than_it_counts_in_a_chunk(kernel, world, seed):
-    """And it counts as what it is, where no part has rows of several matrices."""
-    for matrix in Model(kernel, world, seed).matrices:
-        largest = max(matrix.part(rank).size for rank in matrix.holders)
-        assert largest <= matrix.part_size
-        assert largest == matrix.part_size or len(matrix.shards.view.rows) > 1
-
-
-def test_a_rank_packs_at_most_the_limit_where_rows_do_not_divide_evenly(kernel):
-    """Of 9 rows on 8 ranks the first has 2."""
-    view = inside.matrix_view(kernel, (9, 512))
-    shards = inside.shards(kernel, view, inside.layout(kernel, (9, 512), [8], range(8), [(0, 1)]))
-    matrices = [inside.matrix(kernel, number, 0, shards, cost=1) for number in range(64)]
-    limit = 32 * 1024
-    chunks, _ = inside.plan_messages(kernel, matrices, tuple(range(8)), 0, limit)
-    packed = [sum(part.matrix.part(0).size for part in chunk.holder.parts) for chunk in chunks]
-    assert packed == [limit, limit]
-
-
 @pytest.mark.parametrize("world, seed", LARGE)
 def test_many_ranks_send_what_the_others_expect(kernel, world, seed):
     model = Model(kernel, world, seed, parameters=40)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 from tests.support.backends import on_every_backend
+from tests.support.pieces import put_together
 from tests.support.rank_pool import device_of_ranks, one_by_one
 from tests.support.sharded_models import (
     LAYOUTS,
@@ -21,7 +22,6 @@ from tests.support.sharded_models import (
     muon,
     one_thread,
     part_of,
-    put_together,
     sharded,
     train,
     whole_gradient,

@@ -6,7 +6,8 @@ import pytest
 
 from tests.ranks.test_gram_sums import collectives_of_step
 from tests.support.backends import on_every_backend
-from tests.support.sharded_models import Case, Layout, Spec, assert_same, put_together, train, train_alone
+from tests.support.pieces import put_together
+from tests.support.sharded_models import Case, Layout, Spec, assert_same, train, train_alone
 
 SHAPE = (384, 400)  # so large that copies are sent where that pays
 COPIES = Layout((4,), ("r",))

@@ -7,8 +7,9 @@ import torch
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from tests.support.backends import on_every_backend
+from tests.support.pieces import mesh_of
 from tests.support.rank_pool import device_of_ranks
-from tests.support.sharded_models import bits_equal, mesh_of
+from tests.support.sharded_models import bits_equal
 
 pytestmark = on_every_backend()
 

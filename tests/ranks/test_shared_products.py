@@ -7,7 +7,8 @@ from unittest import mock
 import pytest
 import torch
 
-from tests.support.sharded_models import Case, Layout, Spec, assert_same, put_together, train, train_alone
+from tests.support.pieces import put_together
+from tests.support.sharded_models import Case, Layout, Spec, assert_same, train, train_alone
 from tests.support.shared_products import shared_as_on_a_gpu
 
 LAYOUT = Layout((2,), ("0",))

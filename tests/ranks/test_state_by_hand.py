@@ -5,8 +5,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
+from tests.support.pieces import mesh_of
 from tests.support.rank_pool import device_of_ranks
-from tests.support.sharded_models import bits_equal, mesh_of
+from tests.support.sharded_models import bits_equal
 from tests.support.sharded_networks import network_on, set_gradients
 
 

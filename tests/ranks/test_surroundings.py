@@ -16,6 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.muon.test_surroundings import AROUND
 from tests.support.backends import on_every_backend
+from tests.support.pieces import put_together
 from tests.support.rank_pool import device_of_ranks
 from tests.support.sharded_models import (
     LAYOUTS,
@@ -24,7 +25,6 @@ from tests.support.sharded_models import (
     assert_same,
     model,
     muon,
-    put_together,
     sharded,
     train,
     whole_gradient,

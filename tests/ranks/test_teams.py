@@ -11,18 +11,8 @@ from tests.ranks.test_gram_sums import assert_close_to_alone
 from tests.support import inside
 from tests.support.backends import on_every_backend
 from tests.support.inside import muon_settings
-from tests.support.sharded_models import (
-    LAYOUTS,
-    Case,
-    Layout,
-    Spec,
-    assert_same,
-    model,
-    part_of,
-    put_together,
-    train,
-    train_alone,
-)
+from tests.support.pieces import put_together
+from tests.support.sharded_models import LAYOUTS, Case, Layout, Spec, assert_same, model, part_of, train, train_alone
 
 TEAMS = {"ranks_per_matrix": 2, "ns_dtype": "float32", "lr": 0.02}
 FOUR = Layout((4,), ("0",))

@@ -13,8 +13,9 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from tests.support.pieces import mesh_of
 from tests.support.refusals import error_of
-from tests.support.sharded_models import mesh_of, whole
+from tests.support.sharded_models import whole
 
 
 def random(*shape, seed: int) -> torch.Tensor:

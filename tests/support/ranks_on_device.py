@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.support import sharded_models
 from tests.support.narrow_device import NarrowDevice, narrow_device
-from tests.support.sharded_models import Case, Layout, Pieces
+from tests.support.pieces import Pieces
+from tests.support.sharded_models import Case, Layout
 
 DEVICE = torch.device("xpu", 0)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import math
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,12 +10,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.support.inside import muon_settings
+from tests.support.pieces import Pieces, Trained, mesh_of, piece_of, put_together
 from tests.support.rank_pool import device_of_ranks, one_by_one
 from tests.support.small_model import set_gradient
 
@@ -56,31 +53,6 @@ class Case(NamedTuple):
     gradient_dtype: torch.dtype | None = None  # if it is not the parameters'
 
 
-class Trained(NamedTuple):
-    """Whole parameters and their state, key by key, and which holder has each element of a parameter; on the CPU."""
-
-    parameters: list[Tensor]
-    state: list[dict[str, Tensor]]
-    holders: list[Tensor]
-
-
-class Piece(NamedTuple):
-    """What a rank has of a tensor, on the CPU: values, their places in the whole, and of which copy they are."""
-
-    values: Tensor
-    places: Tensor
-    shape: torch.Size
-    copy: tuple[int, ...]
-
-
-class Pieces(NamedTuple):
-    """What a rank has of all parameters, of their state, and of the numbers of their holders."""
-
-    parameters: list[Piece]
-    state: list[dict[str, Piece]]
-    holders: list[Piece]
-
-
 # By name, for 4 ranks. FSDP2 is `rows`, with tensor parallelism `strided rows` or `rows and columns`.
 LAYOUTS = {
     "replicated": Layout((4,), ("r",)),
@@ -113,63 +85,8 @@ def train(kernel, case: Case) -> Pieces:
             missing = is_missing(case, step, i, holder_of(spec.layout))
             set_gradient(p, None if missing else sharded(whole_gradient(case, step, i), spec.layout).data)
         optimizer.step()
-    state = [{key: _piece(value) for key, value in optimizer.state[p].items()} for p in params]
-    return Pieces(list(map(_piece, params)), state, [_piece(_holders(spec)) for spec in case.specs])
-
-
-def put_together(ranks: Sequence[Pieces]) -> list[Trained]:
-    """Return, for each rank, the wholes of its copies, from the pieces of all ranks."""
-    parameters = [_wholes(of_ranks) for of_ranks in zip(*(rank.parameters for rank in ranks))]
-    holders = [_wholes(of_ranks) for of_ranks in zip(*(rank.holders for rank in ranks))]
-    states = []
-    for of_ranks in zip(*(rank.state for rank in ranks)):
-        keys = {frozenset(state) for state in of_ranks}
-        assert len(keys) == 1, f"ranks have other states of one parameter: {keys}"
-        states.append({key: _wholes([state[key] for state in of_ranks]) for key in of_ranks[0]})
-    return [
-        Trained(
-            [wholes[rank] for wholes in parameters],
-            [{key: wholes[rank] for key, wholes in state.items()} for state in states],
-            [wholes[rank] for wholes in holders],
-        )
-        for rank in range(len(ranks))
-    ]
-
-
-def _wholes(of_ranks: Sequence[Piece]) -> list[Tensor]:
-    """Return for each rank the whole that its piece is of."""
-    copies: dict[tuple[int, ...], list[Piece]] = {}
-    for piece in of_ranks:
-        copies.setdefault(piece.copy, []).append(piece)
-    return [_joined(copies[piece.copy]) for piece in of_ranks]
-
-
-def _joined(pieces: Sequence[Piece]) -> Tensor:
-    """Return a whole; AssertionError unless the pieces of one copy have each element of it once."""
-    places = torch.cat([piece.places for piece in pieces])
-    assert torch.equal(places.sort().values, torch.arange(pieces[0].shape.numel()))
-    whole = pieces[0].values.new_empty(pieces[0].shape)
-    whole.view(-1)[places] = torch.cat([piece.values for piece in pieces])
-    return whole
-
-
-def _piece(value: Tensor) -> Piece:
-    """Return what this rank has of a tensor; nothing is sent."""
-    value = value.detach()
-    if not isinstance(value, DTensor):
-        return Piece(value.cpu().reshape(-1), torch.arange(value.numel()), value.shape, (dist.get_rank(),))
-    mesh, placements = value.device_mesh, tuple(value.placements)
-    copy = tuple(i for i, placement in zip(mesh.get_coordinate(), placements) if isinstance(placement, Replicate))
-    places = _places(value.shape, tuple(mesh.shape), placements)
-    return Piece(value._local_tensor.cpu().reshape(-1), places, value.shape, copy)
-
-
-@functools.cache
-def _places(shape: torch.Size, mesh: tuple[int, ...], placements: tuple[Any, ...]) -> Tensor:
-    """Return the places in a whole of what this rank has of it."""
-    with _disable_current_modes():  # of a modelled device, on which they are not
-        numbers = torch.arange(shape.numel(), device=device_of_ranks()).view(shape)
-        return distribute_tensor(numbers, mesh_of(mesh), placements, src_data_rank=None)._local_tensor.cpu().reshape(-1)
+    state = [{key: piece_of(value) for key, value in optimizer.state[p].items()} for p in params]
+    return Pieces(list(map(piece_of, params)), state, [piece_of(_holders(spec)) for spec in case.specs])
 
 
 def train_alone(kernel, case: Case, holders: Sequence[Tensor], device: str = "cpu") -> Trained:
@@ -305,13 +222,6 @@ def _holders(spec: Spec) -> Tensor:
     value = sharded(torch.zeros(spec.shape), spec.layout).data
     (value._local_tensor if isinstance(value, DTensor) else value).fill_(holder_of(spec.layout))
     return value
-
-
-@functools.cache
-def mesh_of(shape: tuple[int, ...]) -> DeviceMesh:
-    """Return the mesh of this shape over all ranks, or over the first of them; made once, as groups are."""
-    assert math.prod(shape) == dist.get_world_size()
-    return init_device_mesh(device_of_ranks(), shape, mesh_dim_names=tuple("xyz")[: len(shape)])
 
 
 def sharded(value: Tensor, layout: Layout | None) -> torch.nn.Parameter:

@@ -8,7 +8,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from tests.support.sharded_models import bits_equal, mesh_of
+from tests.support.pieces import mesh_of
+from tests.support.sharded_models import bits_equal
 
 # Mesh and whether its second dimension is tensor parallelism's; None for a network that is whole.
 NETWORK_LAYOUTS = {

@@ -6,7 +6,6 @@ A schedule is a tuple of `(a, b, c)`, one triple per step. Replacing the argumen
 
 from __future__ import annotations
 
-import functools
 import math
 from decimal import Context, Decimal, localcontext
 from numbers import Integral, Real
@@ -103,7 +102,7 @@ def resolve_schedule(ns_coefficients: Union[str, Sequence], ns_steps: int) -> Sc
     there are fewer, the last one is repeated. Raises ValueError or TypeError for anything else, and for fewer steps
     than a schedule of `WHOLE` has.
     """
-    _check_integer("ns_steps", ns_steps)
+    _check_kind("ns_steps", ns_steps, Integral)
     if ns_steps < 1:
         raise ValueError(f"ns_steps must be at least 1, got {ns_steps}")
     triples = _triples(ns_coefficients)
@@ -112,9 +111,9 @@ def resolve_schedule(ns_coefficients: Union[str, Sequence], ns_steps: int) -> Sc
     return triples[:ns_steps] + triples[-1:] * (ns_steps - len(triples))
 
 
-def _check_integer(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
+def _check_kind(name: str, value: Any, kind: type) -> None:
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise TypeError(f"{name} must be {'an integer' if kind is Integral else 'a number'}, got {value!r}")
 
 
 def with_folded_scale(schedule: Schedule, scale: float) -> Schedule:
@@ -125,21 +124,6 @@ def with_folded_scale(schedule: Schedule, scale: float) -> Schedule:
     """
     kept = [(a, b / scale**2, c / scale**4) for a, b, c in schedule[:-1]]
     return (*kept, scaled_argument(schedule[-1], scale))
-
-
-@functools.lru_cache(maxsize=64)
-def largest_value(schedule: Schedule) -> float:
-    """Return the largest singular value that occurs for matrices with values in [0, 1], before or after any step."""
-    peak = largest = 1.0
-    for quintic in schedule:
-        a, b, c = quintic
-        # The values so far fill [0, peak]. A step's maximum is at `peak`, or where its derivative in x² is 0.
-        root = math.sqrt(max(9 * b * b - 20 * a * c, 0.0))
-        squares = [(-3 * b + sign * root) / (10 * c) for sign in (1, -1)] if c else [-a / (3 * b)] if b else []
-        places = [peak, *(math.sqrt(y) for y in squares if 0 < y < peak * peak)]
-        peak = max(abs(value_at(quintic, x)) for x in places)
-        largest = max(largest, peak)
-    return largest
 
 
 def polar_express(lower: float = 1e-3, steps: int = 5, safety: float = 1e-2, cushion: float = 0.02) -> Schedule:
@@ -153,10 +137,9 @@ def polar_express(lower: float = 1e-3, steps: int = 5, safety: float = 1e-2, cus
 
     Source: Amsel et al., The Polar Express, arXiv:2505.16932, algorithm 1 and its section on finite precision.
     """
-    _check_integer("steps", steps)
+    _check_kind("steps", steps, Integral)
     for name, value in (("lower", lower), ("safety", safety), ("cushion", cushion)):
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise TypeError(f"{name} must be a number, got {value!r}")
+        _check_kind(name, value, Real)
     if not 0 < lower < 1 or steps < 1 or not 0 <= safety < math.inf or not 0 <= cushion < 1:
         raise ValueError(
             "polar_express needs 0 < lower < 1, steps >= 1, a finite safety >= 0 and 0 <= cushion < 1, "

@@ -19,7 +19,7 @@ import torch
 
 from .kernels.formats import unit_roundoff
 from .kernels.tracing import constant_while_traced
-from .schedules import Schedule, largest_value
+from .schedules import Schedule, value_at
 
 # The largest change of the result, whose singular values are 1, that rounding a Gram matrix may cause in the worst
 # case: one singular value is far larger than all others, and the rounding error falls on the smallest. In practice
@@ -143,7 +143,7 @@ def folded_scale(work_dtype: torch.dtype, m: int, schedule: Schedule) -> float:
     # most (scale * v)², and parts of A A at most (scale * v)⁴, since the small coefficient c is applied only
     # afterwards. A few dominant rows come close to that. Other products have at most one factor A; their other factors
     # are polynomials of A, which are as small as their coefficients.
-    largest = _largest_value(schedule)
+    largest = largest_value(schedule)
     scale = 1
     if work_dtype == torch.float16:
         while 2 * scale * scale <= m and 2 * scale * largest <= _LARGEST_PART**0.25:
@@ -152,8 +152,23 @@ def folded_scale(work_dtype: torch.dtype, m: int, schedule: Schedule) -> float:
 
 
 @constant_while_traced
+def largest_value(schedule: Schedule) -> float:
+    """Return the largest singular value that occurs for matrices with values in [0, 1], before or after any step."""
+    return _largest_value(schedule)
+
+
+@functools.lru_cache(maxsize=64)
 def _largest_value(schedule: Schedule) -> float:
-    return largest_value(schedule)
+    peak = largest = 1.0
+    for quintic in schedule:
+        a, b, c = quintic
+        # The values so far fill [0, peak]. A step's maximum is at `peak`, or where its derivative in x² is 0.
+        root = math.sqrt(max(9 * b * b - 20 * a * c, 0.0))
+        squares = [(-3 * b + sign * root) / (10 * c) for sign in (1, -1)] if c else [-a / (3 * b)] if b else []
+        places = [peak, *(math.sqrt(y) for y in squares if 0 < y < peak * peak)]
+        peak = max(abs(value_at(quintic, x)) for x in places)
+        largest = max(largest, peak)
+    return largest
 
 
 class _Point:

@@ -15,7 +15,7 @@ from ..plan.layout import local_part
 from ..plan.plan import State
 from ..plan.process_groups import Ranks, all_reduce_sum_, gathered
 from ..plan.terms import RankSets, Terms
-from .meeting import code_of_sets
+from .checksums import code_of_sets
 
 # Integers by the size of an element.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

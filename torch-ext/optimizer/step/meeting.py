@@ -7,7 +7,6 @@ optimizers and plans, because ranks with different ones may meet by mistake.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections import Counter
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence
@@ -22,6 +21,7 @@ from ..plan.differences import difference_of_lines, difference_of_settings
 from ..plan.process_groups import Ranks, all_reduce_sum_, gathered, this_rank
 from ..plan.terms import RankSets, Terms
 from ..rules.scaling import GradientScaling
+from .checksums import code_of, code_of_sets, codes_of_scales
 
 _GIVE_ZEROS = " for their parts: give them zeros before the step, p.grad = torch.zeros_like(p)"
 
@@ -109,7 +109,7 @@ class Meeting:
             values[:1].copy_(scaling.found_inf.reshape(1) != 0)
         if scaling.grad_scale is not None:
             self._grad_scale = scaling.grad_scale.reshape(1).to(values.device, torch.float32, copy=True)
-            values[1:2].copy_(_codes_of_scales(self._grad_scale)).mul_(self.terms.weight)
+            values[1:2].copy_(codes_of_scales(self._grad_scale)).mul_(self.terms.weight)
         all_reduce_sum_(values, self.ranks, self._statement.act, self._names)
         self._sums = HostCopy(values)
         return (values[:-1] != 0).any().reshape(1).to(torch.float32)  # all but `new`
@@ -210,33 +210,6 @@ def raise_disputes(meetings: Iterable[Meeting], cure: str = "") -> None:
             f"the ranks did not take the same step, and nothing that they share was changed: {'; '.join(disputes)}"
             f"{cure}"
         )
-
-
-def code_of_sets(entries: Sequence[RankSets], contents: Sequence[Any]) -> int:
-    """Return a number whose sum over the ranks is 0 if, for each of `entries`, each set of ranks has one content.
-
-    `contents` are this rank's values for each entry; their texts are compared.
-    """
-    pairs = enumerate(zip(entries, contents))
-    return sum(entry.weight * code_of(f"{i} {entry.set_index} {content!r}") for i, (entry, content) in pairs)
-
-
-def code_of(text: str) -> int:
-    """Return a 40-bit checksum of a text; sums of thousands of them stay far below 2**63."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=5).digest(), "big")
-
-
-def _codes_of_scales(scales: Tensor) -> Tensor:
-    """Return a checksum of 40 bits for each scale, of float32 and positive, computed on its device.
-
-    Scales are powers of two, whose bits are evenly spaced: the weighted sum of the bits alone is 0 if as many ranks
-    double the scale as halve it.
-    """
-    codes = scales.view(torch.int32).to(torch.int64)
-    for factor in (0x2C1B3C6D, 0x297A2D39):  # odd and below 2**30, so that no product exceeds 2**61
-        codes = (codes & 0x7FFFFFFF) * factor
-        codes = codes ^ (codes >> 27)
-    return codes & 0xFFFFFFFFFF
 
 
 def _first_difference(statements: Mapping[int, Statement], aspect: Callable[[Statement], Any]) -> tuple[int, int]:

@@ -20,9 +20,10 @@ from ..plan.terms import BETWEEN
 from ..qk_clip.clip import QKClip
 from .gradients import Gradients
 from .graphs import UpdateGraphs
+from .known_state import KnownState
 from .premises import Premises
 from .rank_agreement import RankAgreement
-from .state import KnownState, bring_states_, check_memory
+from .state import bring_states_, check_memory
 from .workspace import Workspace, dependencies
 
 
