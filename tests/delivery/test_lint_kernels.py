@@ -34,9 +34,8 @@ def edit(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
-def refusal(package: Path, case: cases.Case) -> str:
-    (row,) = lint.examine_all(package, [case], jobs=1)
-    return "; ".join(row.problems)
+def refusal(package: Path, case: cases.AnyCase) -> str:
+    return "; ".join(lint.examine(package, case).problems)
 
 
 @pytest.mark.slow
@@ -78,7 +77,7 @@ def test_configurations_that_compete_are_linted_with_the_operands_of_a_step(kern
 def test_spills_are_a_problem_of_what_is_chosen_and_a_drawback_of_what_competes(variant):
     """256 rows of two tiles by 4 warps have too few registers."""
     crowded = WIDE._replace(layout="square", config=(256, 64, 8, 4, 2))
-    chosen, competing = lint.examine_all(variant, [crowded, crowded._replace(competes=True)], jobs=2)
+    chosen, competing = (lint.examine(variant, case) for case in (crowded, crowded._replace(competes=True)))
     assert re.search("spills [1-9]", "; ".join(chosen.problems)) and competing.problems == []
     assert re.search("spills [1-9]", competing.drawbacks[0])
 
@@ -112,6 +111,7 @@ def test_measured_configs_are_linted_in_every_layout(package):
 
 
 def test_symmetric_gemm_configs_that_do_not_fit_are_refused(variant):
+    """In processes of their own, as `make lint-kernels` examines all; other tests compile in this one."""
     planted = {
         ("sm_80", (256, 64, 8, 4, 2)): "spills [1-9]",
         ("sm_90", (128, 128, 8, 8, 4)): "needs .* bytes of shared memory, a block has 232448",
@@ -131,8 +131,8 @@ def test_small_polar_configs_that_do_not_fit_are_refused(variant):
         ("float16", (128, 48, 64, 8, 2, 0)): "does not compile",
     }
     small = [cases.SmallPolarCase("sm_80", True, dtype, config[0], config) for dtype, config in planted]
-    for row, complaint in zip(lint.examine_all(variant, small, jobs=2), planted.values()):
-        assert re.search(complaint, "; ".join(row.problems)), row.case
+    for case, complaint in zip(small, planted.values()):
+        assert re.search(complaint, refusal(variant, case)), case
 
 
 def test_step_with_extra_products_is_refused(package):
@@ -216,10 +216,10 @@ def test_configs_that_never_win_are_named(variant):
         (128, 32, 8, 8, 3): "barriers in a step of 32",
         (32, 64, 8, 4, 3): "no matrix instruction HGMMA.*16 FLOPs for a byte",
     }
-    rows = lint.examine_all(variant, [WIDE._replace(config=config) for config in planted], jobs=2)
-    for row, complaint in zip(rows, planted.values()):
+    for config, complaint in planted.items():
+        row = lint.examine(variant, WIDE._replace(config=config))
         found = "; ".join((*row.problems, *row.drawbacks))
-        assert re.search(complaint, found) and bool(found) == bool(complaint), (row.case.config, found)
+        assert re.search(complaint, found) and bool(found) == bool(complaint), (config, found)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_configs_that_never_win_are_named(variant):
 )
 def test_kernel_with_a_slow_loop_or_store_is_named(package, old, new, complaint):
     edit(package / "kernels/symmetric_gemm.py", old, new)
-    (row,) = lint.examine_all(package, [WIDE], jobs=1)
+    row = lint.examine(package, WIDE)
     assert any(re.search(complaint, reason) for reason in row.drawbacks), row
 
 
