@@ -18,7 +18,7 @@ The row of a case that raises has the error, and a later run tries it last.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain, product
@@ -167,13 +167,13 @@ def key_of(operation: str, case: str, dtypes: str) -> str:
     return f"{operation}: {case}, {dtypes}"
 
 
-def main() -> int:
-    arguments = plain_parser("Time momentum_pack_ and descend_ against foreach.").parse_args()
-    kernel, device = load(arguments)
-    cases, rounds = (TINY_CASES, 3) if arguments.tiny else (CASES, 15)
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = plain_parser("Time momentum_pack_ and descend_ against foreach.").parse_args(arguments)
+    kernel, device = load(options)
+    cases, rounds = (TINY_CASES, 3) if options.tiny else (CASES, 15)
     keys = {pair: [key_of(operation, *pair) for operation in OPERATIONS] for pair in product(cases, DTYPES)}
     content = facts(kernel, device, {"rounds": rounds})
-    results = ResultFile(path_of("bookkeeping", device, arguments), content, [*chain(*keys.values())])
+    results = ResultFile(path_of("bookkeeping", device, options), content, [*chain(*keys.values())])
 
     def measured(case: str, dtypes: str) -> Iterator[tuple[str, dict]]:
         for r in measure(kernel.kernels.native, case, dtypes, device, rounds):
@@ -181,7 +181,7 @@ def main() -> int:
             yield key_of(r.operation, case, dtypes), row
 
     works = {tuple(of): partial(measured, *pair) for pair, of in keys.items()}
-    measure_cases(results, works, Deadline(arguments.minutes))
+    measure_cases(results, works, Deadline(options.minutes))
     rows = list(results.rows.values())
     print_results(rows)
     return int(any(map(has_error, rows)))

@@ -28,7 +28,7 @@ error, and no later one launches it: it is marked in all rows that are then meas
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import NamedTuple
@@ -177,28 +177,28 @@ def _compare(found: dict[str, Contestant], G: Tensor, exactly: bool) -> dict[str
     return outcomes
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser("Time the orthogonalization against every peer that is installed.", PEERS)
     parser.add_argument("--shapes", help=f"of {', '.join(MODELS)}, squares, and shapes like 64x1280x512")
     parser.add_argument("--work-dtype", choices=("float32", "bfloat16", "float16"), help="of the iteration")
     parser.add_argument("--beside-busy", action="store_true", help="also beside a busy process on every core")
     parser.add_argument("--compile-mode", default="default", help="of torch.compile")
-    arguments = parser.parse_args()
-    kernel, device = prepare(arguments)
+    options = parser.parse_args(arguments)
+    kernel, device = prepare(options)
     # Compiling takes seconds for every shape.
-    default = [name for name in PEERS if not (arguments.tiny and name == COMPILED)]
-    contestants = chosen_contestants(arguments.contestants, OWN, PEERS, default)
-    rounds, side = sizes(arguments, device, ROUNDS)
+    default = [name for name in PEERS if not (options.tiny and name == COMPILED)]
+    contestants = chosen_contestants(options.contestants, OWN, PEERS, default)
+    rounds, side = sizes(options, device, ROUNDS)
     usual = kernel.iteration.default_work_dtype(torch.empty(0, device=device))
-    work_dtype = arguments.work_dtype or str(usual).replace("torch.", "")
-    is_default = arguments.work_dtype is None
-    bench = Bench(kernel, device, contestants, arguments.compile_mode, work_dtype, is_default, rounds, side)
-    names = arguments.shapes.split(",") if arguments.shapes else ["tiny"] if arguments.tiny else []
+    work_dtype = options.work_dtype or str(usual).replace("torch.", "")
+    is_default = options.work_dtype is None
+    bench = Bench(kernel, device, contestants, options.compile_mode, work_dtype, is_default, rounds, side)
+    names = options.shapes.split(",") if options.shapes else ["tiny"] if options.tiny else []
     cases = find_cases(names, device) if names else default_cases(device)
     works = {case.key: partial(measure, case, bench) for case in cases}
-    if arguments.beside_busy:
+    if options.beside_busy:
         works |= {f"{case.key} beside busy cores": partial(measure_beside_busy, case, bench) for case in cases}
-    rows = run_cases("orthogonalize", bench, arguments, {"schedule": SCHEDULE, "input_dtype": "float32"}, works)
+    rows = run_cases("orthogonalize", bench, options, {"schedule": SCHEDULE, "input_dtype": "float32"}, works)
     print_results(rows, "orthogonalize")
     return int(any(map(has_error, rows)))
 

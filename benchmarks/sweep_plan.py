@@ -15,6 +15,7 @@ import multiprocessing
 import resource
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,21 +90,21 @@ def row_of(build: Path, case: Case, rounds: int) -> dict:
     return {**case._asdict(), "seconds": statistics.median(seconds), "megabytes": max(megabytes), **targets}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Time and weigh the plan of a large model on many ranks.")
     parser.add_argument("--build", type=Path, default=ROOT / "build", help="what tools.build.variants has made")
     parser.add_argument("--rounds", type=int, default=5, help="processes that each case is planned in")
     parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results, none if tiny")
     parser.add_argument("--tiny", action="store_true", help="a small model and one round, to see that it runs")
-    arguments = parser.parse_args()
-    kernel, _ = load_built(arguments.build)
+    options = parser.parse_args(arguments)
+    kernel, _ = load_built(options.build)
     device = torch.device("cpu")  # where every plan is made
-    cases, rounds = (TINY_CASES, 1) if arguments.tiny else (CASES, arguments.rounds)
-    path = arguments.output or (None if arguments.tiny else default_path("plan", device))
+    cases, rounds = (TINY_CASES, 1) if options.tiny else (CASES, options.rounds)
+    path = options.output or (None if options.tiny else default_path("plan", device))
     results = ResultFile(path, facts(kernel, device, {"rounds": rounds}), list(map(str, cases)))
     for case in cases:
         if not results.is_measured(str(case)):
-            results.put(str(case), row_of(arguments.build, case, rounds))
+            results.put(str(case), row_of(options.build, case, rounds))
     print_results(list(results.rows.values()))
 
 

@@ -193,22 +193,22 @@ def _first_step(name: str, weights: Weights, bench: Bench) -> Callable[[], None]
     return step
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser("Time whole steps against every other Muon that is installed.", PEERS)
     parser.add_argument("--models", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--beside-busy", action="store_true", help="also beside a busy process on every core")
-    arguments = parser.parse_args()
-    kernel, device = prepare(arguments)
-    contestants = chosen_contestants(arguments.contestants, OWN, PEERS, PEERS)
-    rounds, side = sizes(arguments, device, ROUNDS)
+    options = parser.parse_args(arguments)
+    kernel, device = prepare(options)
+    contestants = chosen_contestants(options.contestants, OWN, PEERS, PEERS)
+    rounds, side = sizes(options, device, ROUNDS)
     bench = Bench(kernel, device, contestants, rounds, side)
     default = CPU_MODELS if device.type == "cpu" else GPU_MODELS
-    names = chosen(arguments.models, list(MODELS), default, "models")
-    models = {"tiny": TINY_MODEL} if arguments.tiny else {name: MODELS[name] for name in names}
+    names = chosen(options.models, list(MODELS), default, "models")
+    models = {"tiny": TINY_MODEL} if options.tiny else {name: MODELS[name] for name in names}
     works = {name: partial(measure, model, bench) for name, model in models.items()}
-    if arguments.beside_busy:
+    if options.beside_busy:
         works |= {f"{name} beside busy cores": partial(measure_beside_busy, m, bench) for name, m in models.items()}
-    rows = run_cases("step", bench, arguments, {"settings": SETTINGS}, works)
+    rows = run_cases("step", bench, options, {"settings": SETTINGS}, works)
     print_results(rows, "step")
     return int(any(map(has_error, rows)))
 

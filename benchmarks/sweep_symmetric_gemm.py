@@ -19,7 +19,7 @@ The row of a case that raises has the error, and a later run tries it last.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
@@ -125,21 +125,21 @@ def key_of(dtype: str, shape: tuple[int, int, int]) -> str:
     return f"{dtype} {'x'.join(map(str, shape))}"
 
 
-def main() -> int:
-    arguments = plain_parser("Prove and time the symmetric kernel.").parse_args()
-    kernel, device = load(arguments)
-    if device.type == "cpu" and not arguments.tiny:
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = plain_parser("Prove and time the symmetric kernel.").parse_args(arguments)
+    kernel, device = load(options)
+    if device.type == "cpu" and not options.tiny:
         print("there is no GPU to measure on; --tiny walks through it on the kernel's stand-in")
         return 0
-    cases = {key_of(*case): case for case in product(DTYPES, TINY_SHAPES if arguments.tiny else SHAPES)}
-    results = ResultFile(path_of("symmetric-gemm", device, arguments), facts(kernel, device, {}), list(cases))
+    cases = {key_of(*case): case for case in product(DTYPES, TINY_SHAPES if options.tiny else SHAPES)}
+    results = ResultFile(path_of("symmetric-gemm", device, options), facts(kernel, device, {}), list(cases))
 
     def measured(key: str) -> Iterator[tuple[str, dict]]:
         dtype, shape = cases[key]
         r = measure(kernel, shape, dtype, device)
         yield key, {**asdict(r), "gain": r.gain, "tera_flops": r.tera_flops}
 
-    measure_cases(results, {(key,): partial(measured, key) for key in cases}, Deadline(arguments.minutes))
+    measure_cases(results, {(key,): partial(measured, key) for key in cases}, Deadline(options.minutes))
     rows = list(results.rows.values())
     print_results(rows)
     return int(any(has_error(row) or row.get("problems") for row in rows))

@@ -187,22 +187,22 @@ def key_of(model: str, name: str) -> str:
     return f"{model}, {name}"
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser("Time the optimizer's share of a training step.", PEERS)
     parser.add_argument("--models", help=f"of {', '.join(MODELS)}")
-    arguments = parser.parse_args()
-    kernel, device = prepare(arguments)
-    contestants = chosen_contestants(arguments.contestants, OWN, PEERS, TRAINED)
-    bench = Bench(kernel, device, contestants, TINY_ROUNDS if arguments.tiny else ROUNDS[device.type])
-    names = chosen(arguments.models, list(MODELS), DEFAULT[device.type], "models")
-    models = {"tiny": TINY_MODEL} if arguments.tiny else {name: MODELS[name] for name in names}
+    options = parser.parse_args(arguments)
+    kernel, device = prepare(options)
+    contestants = chosen_contestants(options.contestants, OWN, PEERS, TRAINED)
+    bench = Bench(kernel, device, contestants, TINY_ROUNDS if options.tiny else ROUNDS[device.type])
+    names = chosen(options.models, list(MODELS), DEFAULT[device.type], "models")
+    models = {"tiny": TINY_MODEL} if options.tiny else {name: MODELS[name] for name in names}
     keys = {model: tuple(key_of(model, name) for name in contestants) for model in models}
     settings = {"settings": SETTINGS, "rounds": bench.rounds, "peers": peers.versions()}
     settings |= {"sizes": {name: size._asdict() for name, size in models.items()}}
     results = ResultFile(
-        path_of("training-step", device, arguments), facts(kernel, device, settings), [*chain(*keys.values())]
+        path_of("training-step", device, options), facts(kernel, device, settings), [*chain(*keys.values())]
     )
-    deadline = Deadline(arguments.minutes)
+    deadline = Deadline(options.minutes)
     works = {
         keys[model]: partial(measure, model, size, bench, deadline, results.lost) for model, size in models.items()
     }

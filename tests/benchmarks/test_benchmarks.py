@@ -2,30 +2,25 @@
 
 import json
 import re
-import subprocess
-import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks import sweep_symmetric_gemm
+from benchmarks import sweep_bookkeeping, sweep_symmetric_gemm
 from benchmarks.built_kernel import load_built
 from benchmarks.predicted_step import in_sections
 from benchmarks.result_file import UNMEASURED
 from benchmarks.timing import rotated
 from tests.support.hub_clients import write_variant
+from tests.support.tiny_sweeps import run_sweep
 
 
 @pytest.fixture(scope="module")
-def bookkeeping(repository, variant, tmp_path_factory):
+def bookkeeping(variant, tmp_path_factory):
     """The results of the tiny sweep."""
-    file = tmp_path_factory.mktemp("results") / "bookkeeping.json"
-    arguments = ["-m", "benchmarks.sweep_bookkeeping", "--tiny", "--build", variant.parent, "--output", file]
-    subprocess.run([sys.executable, *arguments], cwd=repository, check=True, capture_output=True)
-    return json.loads(file.read_text())
+    return run_sweep(sweep_bookkeeping.main, variant, tmp_path_factory.mktemp("results") / "bookkeeping.json")
 
 
 def test_bookkeeping_sweep_measures_both_operations(bookkeeping):
@@ -98,14 +93,6 @@ def test_readme_quotes_adamw_comparison_from_its_file(repository):
     assert f"after {step:.0f} of {steps} steps" in readme
 
 
-def test_symmetric_gemm_sweep_runs_and_finds_no_problem(repository, variant, tmp_path):
-    file = tmp_path / "symmetric.json"
-    arguments = ["-m", "benchmarks.sweep_symmetric_gemm", "--tiny", "--build", variant.parent, "--output", file]
-    subprocess.run([sys.executable, *arguments], cwd=repository, check=True, capture_output=True)
-    rows = json.loads(file.read_text())["results"]
-    assert rows and all(row["problems"] == [] and row["gain"] > 0 for row in rows)
-
-
 def product(A, B, out=None, *, spoil):
     """A right symmetric product, spoiled."""
     C = (A.float() @ B.float()).to(A.dtype)
@@ -174,27 +161,20 @@ def test_only_the_smallest_squares_fit_into_the_cache():
     assert [shape for shape, size in taken.items() if size <= 50 * 2**20] == [(1, m, m) for m in (128, 256, 512)]
 
 
-def test_a_cut_sweep_keeps_the_rows_that_it_has(repository, variant, tmp_path):
+def test_symmetric_gemm_sweep_finds_no_problem_and_keeps_the_rows_that_it_has(variant, tmp_path):
     """A second run measures what the first one left, and nothing else."""
     file = tmp_path / "symmetric.json"
-    command = [sys.executable, "-m", "benchmarks.sweep_symmetric_gemm", "--tiny", "--build", variant.parent]
-    sweep = partial(subprocess.run, [*command, "--output", file], cwd=repository, check=True, capture_output=True)
-    sweep()
-    content = json.loads(file.read_text())
+    content = run_sweep(sweep_symmetric_gemm.main, variant, file)
+    assert content["results"] and all(row["problems"] == [] and row["gain"] > 0 for row in content["results"])
     kept, cut = content["results"][0], content["results"][1]
     kept["seconds"] = 7.0
     content["results"][1] = {"case": cut["case"], "status": UNMEASURED}
     file.write_text(json.dumps(content))
-    sweep()
-    rows = {row["case"]: row for row in json.loads(file.read_text())["results"]}
+    rows = {row["case"]: row for row in run_sweep(sweep_symmetric_gemm.main, variant, file)["results"]}
     assert rows[kept["case"]]["seconds"] == 7.0 and rows[cut["case"]]["problems"] == []
 
 
-@pytest.mark.parametrize("sweep", ["bookkeeping", "symmetric_gemm"])
-def test_without_time_every_row_stays_unmeasured(repository, variant, tmp_path, sweep):
-    file = tmp_path / "results.json"
-    command = [sys.executable, "-m", f"benchmarks.sweep_{sweep}", "--tiny", "--build", variant.parent]
-    command += ["--minutes", "0", "--output", file]
-    subprocess.run(command, cwd=repository, check=True, capture_output=True)
-    rows = json.loads(file.read_text())["results"]
+@pytest.mark.parametrize("sweep", [sweep_bookkeeping, sweep_symmetric_gemm])
+def test_without_time_every_row_stays_unmeasured(variant, tmp_path, sweep):
+    rows = run_sweep(sweep.main, variant, tmp_path / "results.json", "--minutes", "0")["results"]
     assert rows and {row["status"] for row in rows} == {UNMEASURED}

@@ -1,4 +1,4 @@
-"""The sweep of portable operations measures both sides of each ratio in one run."""
+"""The sweep of portable operations measures both sides of each ratio in one run, as `python -m` starts it."""
 
 import json
 import subprocess

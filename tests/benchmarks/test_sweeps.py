@@ -2,15 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import shapes, timing, work
+from benchmarks import shapes, sweep_orthogonalize, sweep_plan, sweep_step, timing, work
 from benchmarks.built_kernel import load_built
 from benchmarks.busy import busy_cores
 from benchmarks.exact_polynomial import errors, exact_factor
@@ -18,26 +16,19 @@ from benchmarks.result_file import NEEDS_GPU, UNMEASURED, ResultFile
 from benchmarks.step_costs import PIECES, host_milliseconds, replaced
 from benchmarks.timing import quartiles, ratios
 from tests.support.spectra import composed
-
-
-def run_sweep(repository: Path, variant: Path, name: str, file: Path, *options: str) -> dict:
-    """Return what a sweep against peers writes to `file` in its tiny run."""
-    program = f"benchmarks.sweep_{name}"
-    arguments = [sys.executable, "-m", program, "--tiny", "--build", variant.parent, "--output", file, *options]
-    subprocess.run(arguments, cwd=repository, check=True, capture_output=True)
-    return json.loads(file.read_text())
+from tests.support.tiny_sweeps import run_sweep
 
 
 @pytest.fixture(scope="module")
-def orthogonalize(repository, variant, tmp_path_factory):
+def orthogonalize(variant, tmp_path_factory):
     file = tmp_path_factory.mktemp("results") / "orthogonalize.json"
-    return run_sweep(repository, variant, "orthogonalize", file, "--beside-busy")
+    return run_sweep(sweep_orthogonalize.main, variant, file, "--beside-busy")
 
 
 @pytest.fixture(scope="module")
-def step(repository, variant, tmp_path_factory):
+def step(variant, tmp_path_factory):
     file = tmp_path_factory.mktemp("results") / "step.json"
-    return run_sweep(repository, variant, "step", file, "--beside-busy")
+    return run_sweep(sweep_step.main, variant, file, "--beside-busy")
 
 
 def check_contestants(row: dict, present: set[str], absent: set[str]):
@@ -87,8 +78,8 @@ def test_step_sweep_has_its_columns(step):
     assert pieces["rest"] > 0 and row["host_milliseconds_per_100_matrices"] > 0
 
 
-def test_the_sweep_of_the_plan_has_its_columns(repository, variant, tmp_path):
-    content = run_sweep(repository, variant, "plan", tmp_path / "plan.json")
+def test_the_sweep_of_the_plan_has_its_columns(variant, tmp_path):
+    content = run_sweep(sweep_plan.main, variant, tmp_path / "plan.json")
     (row,) = content["results"]
     assert 0 < row["seconds"] and 0 <= row["megabytes"] and row["target_seconds"] == 2.0
     assert content["commit"] and content["device"]
@@ -101,8 +92,8 @@ def test_sweep_errors_are_within_bfloat16_rounding(orthogonalize, step):
             assert 0 < row["contestants"][name]["error"] < 15 * torch.finfo(torch.bfloat16).eps / 2
 
 
-def test_zero_minutes_leave_every_row_unmeasured(repository, variant, tmp_path):
-    results = run_sweep(repository, variant, "step", tmp_path / "step.json", "--minutes", "0")["results"]
+def test_zero_minutes_leave_every_row_unmeasured(variant, tmp_path):
+    results = run_sweep(sweep_step.main, variant, tmp_path / "step.json", "--minutes", "0")["results"]
     assert results and all(row["status"] == UNMEASURED for row in results)
 
 

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from benchmarks.built_kernel import load_built
-from benchmarks.sweep_training_step import TINY_MODEL, Bench, make_training, shares
+from benchmarks.sweep_training_step import TINY_MODEL, Bench, main, make_training, shares
+from tests.support.tiny_sweeps import run_sweep
 from tools.pages.tables import sweep_tables
 
 
 @pytest.fixture(scope="module")
-def rows(repository, variant, tmp_path_factory):
+def rows(variant, tmp_path_factory):
     """What the tiny sweep writes, by contestant."""
     file = tmp_path_factory.mktemp("results") / "training.json"
-    command = [sys.executable, "-m", "benchmarks.sweep_training_step", "--tiny", "--build", variant.parent]
-    command += ["--contestants", "torch.optim.Muon,AdamW,gram-newton-schulz", "--output", file]
-    subprocess.run(command, cwd=repository, check=True, capture_output=True)
-    return {row["contestant"]: row for row in json.loads(file.read_text())["results"]}
+    content = run_sweep(main, variant, file, "--contestants", "torch.optim.Muon,AdamW,gram-newton-schulz")
+    return {row["contestant"]: row for row in content["results"]}
 
 
 def test_the_sweep_has_both_halves_and_their_share(rows):
