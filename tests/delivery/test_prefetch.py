@@ -1,7 +1,11 @@
-"""tools/pins/prefetch.py: what it fetches loads with the Hub gone, wherever it is carried, and is what was pinned."""
+"""tools/pins/prefetch.py: what it fetches loads with the Hub gone, wherever it is carried, and is what was pinned.
+
+Most processes are forks of one that has imported torch. A fetch, a refusal and a load start as users start them.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -14,8 +18,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.hub_clients import environment, run_client, run_tool
-from tests.support.pinned_kernels import LOAD, WAYS, publish, released
+from tests.support.attacks.forked_clients import Clients
+from tests.support.hub_clients import environment, run_tool
+from tests.support.pinned_kernels import CALLED, WAYS, loaded, publish, released
 from tools.hub.server import Hub
 from tools.pins.verify import faults
 
@@ -26,7 +31,13 @@ NOBODY = 65534
 
 
 @pytest.fixture(scope="module")
-def world():
+def clients():
+    with Clients(CALLED) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def world(clients):
     """A Hub that is gone again, two releases that were on it, and what was fetched: of the first, all and one."""
     with tempfile.TemporaryDirectory() as name:  # pytest's folders are for one user, and here another one reads
         folder = Path(name)
@@ -47,24 +58,26 @@ def world():
                 ("all.tar.gz", first, ()),
                 ("again.tar.gz", first, ()),
             ):
-                done = fetch(release, folder / output, variables, *options)
+                forking = clients if output != "again.tar.gz" else None
+                done = fetch(forking, release, folder / output, variables, *options)
                 assert done.returncode == 0, done.stderr
-        yield SimpleNamespace(folder=folder, first=first, second=second, variables=variables, said=done.stdout)
+        releases = {"first": first, "second": second}
+        yield SimpleNamespace(**releases, folder=folder, clients=clients, variables=variables, said=done.stdout)
 
 
-def fetch(release, output: Path, variables, *options: str) -> subprocess.CompletedProcess:
+def fetch(clients, release, output: Path, variables, *options: str) -> subprocess.CompletedProcess:
+    """Fetch in a fork of `clients`; None stands for a process as a user starts it."""
     asked = (REPO_ID, "--revision", release.revision, "--pins", release.pins, "--output", output, *options)
-    return run_tool(ROOT, "tools.pins.prefetch", *asked, variables=variables)
+    run = clients.run_tool if clients else functools.partial(run_tool, ROOT)
+    return run("tools.pins.prefetch", *asked, variables=variables)
 
 
-def loaded(world, home: Path, *ways: str, release=None, user: int = 0, offline: str = "1") -> list[float]:
+def read(world, home: Path, *ways: str, user: int = 0, offline: str = "1", forks=True) -> list[float]:
     """Return by what the kernel multiplies that loads in each way from `home`; user 0 is the present one."""
-    release = release or world.first
+    release = world.first
     variables = {**world.variables, "HF_HOME": str(home), "HF_HUB_OFFLINE": offline}
-    if user == 0:  # root, who runs tests in containers, may write bytecode where nobody else may write
-        variables["PYTHONDONTWRITEBYTECODE"] = "1"
-    snapshot = home / SNAPSHOTS / release.revision
-    return run_client(LOAD, [user, release.revision, release.lock, snapshot, *ways], variables)
+    given = user, release.revision, str(release.lock), str(home / SNAPSHOTS / release.revision), ways
+    return loaded(world.clients if forks else None, variables, *given)
 
 
 def verified(home: Path, release) -> subprocess.CompletedProcess:
@@ -75,35 +88,33 @@ def verified(home: Path, release) -> subprocess.CompletedProcess:
 
 
 def test_it_loads_with_the_hub_gone(world):
-    assert loaded(world, world.folder / "all", *WAYS) == [2] * len(WAYS)
+    assert read(world, world.folder / "all", *WAYS, forks=False) == [2] * len(WAYS)
 
 
 def test_three_ways_need_not_be_told_that_there_is_no_network(world):
-    assert loaded(world, world.folder / "all", "load", "plain", "installed", offline="0") == [2] * 3
+    assert read(world, world.folder / "all", "load", "plain", "installed", offline="0") == [2] * 3
 
 
 def test_one_variant_is_enough(world):
     (variant,) = (world.folder / "one" / SNAPSHOTS / world.first.revision / "build").iterdir()
     assert variant.name == "torch-cpu"
-    assert loaded(world, world.folder / "one", *WAYS) == [2] * len(WAYS)
+    assert read(world, world.folder / "one", *WAYS) == [2] * len(WAYS)
 
 
 def test_by_default_it_has_every_pinned_variant_and_nothing_else(world):
     snapshot = world.folder / "all" / SNAPSHOTS / world.first.revision
-    names = {"torch-cpu", "torch-cuda"}
     assert [path.name for path in snapshot.iterdir()] == ["build"]
-    assert {path.name for path in (snapshot / "build").iterdir()} == names
+    assert {path.name for path in (snapshot / "build").iterdir()} == {"torch-cpu", "torch-cuda"}
     assert {path.name for path in (world.folder / "all/hub/kernels--org--tiny").iterdir()} == {"snapshots", "refs"}
 
 
 def test_two_revisions_share_a_folder(world):
     """The version is that of the last one, and pins reach both."""
-    both = world.folder / "both"
-    assert loaded(world, both, "revision", "load", "plain", "version", release=world.first) == [2, 2, 2, 5]
+    assert read(world, world.folder / "both", "revision", "load", "plain", "version") == [2, 2, 2, 5]
 
 
 def test_the_version_is_that_which_was_fetched_last_though_it_was_there(world):
-    assert loaded(world, world.folder / "back", "version") == [2]
+    assert read(world, world.folder / "back", "version") == [2]
 
 
 def test_it_can_be_verified_where_it_is(world):
@@ -123,7 +134,7 @@ def unpacked(world, tmp_path):
 
 def test_an_unpacked_archive_loads_and_can_be_verified(world, unpacked):
     assert verified(unpacked, world.first).returncode == 0
-    assert loaded(world, unpacked, *WAYS) == [2] * len(WAYS)
+    assert read(world, unpacked, *WAYS) == [2] * len(WAYS)
 
 
 def test_an_archive_of_the_same_has_the_same_bytes(world):
@@ -134,14 +145,13 @@ def test_an_archive_of_the_same_has_the_same_bytes(world):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
 def test_another_user_loads_it_and_leaves_nothing(world):
     """Modes stop nobody from reading, and Python finds no place for bytecode."""
-    assert loaded(world, world.folder / "user", *WAYS, user=NOBODY) == [2] * len(WAYS)
+    assert read(world, world.folder / "user", *WAYS, user=NOBODY) == [2] * len(WAYS)
     assert faults(world.folder / "user" / SNAPSHOTS / world.first.revision / "build/torch-cpu", None) == []
 
 
 def test_everybody_may_read_it_and_nobody_write(world):
-    home = world.folder / "all"
-    build = home / SNAPSHOTS / world.first.revision / "build"
-    for path in home.rglob("*"):
+    build = world.folder / "all" / SNAPSHOTS / world.first.revision / "build"
+    for path in (world.folder / "all").rglob("*"):
         mode = stat.S_IMODE(path.stat().st_mode)
         readable = 0o555 if path.is_dir() else 0o444
         assert mode & 0o777 == (readable if path.is_relative_to(build) else readable | stat.S_IWUSR), path
@@ -176,14 +186,14 @@ def refusal(done: subprocess.CompletedProcess, folder: Path, before: list[Path])
     return done.stderr.splitlines()[0] if "must not be loaded" not in done.stderr else done.stderr
 
 
-def test_fetching_again_changes_nothing(online, tmp_path):
+def test_fetching_again_changes_nothing(clients, online, tmp_path):
     release, variables = online
     for _ in range(2):
-        assert fetch(release, tmp_path / "models", variables).returncode == 0
+        assert fetch(clients, release, tmp_path / "models", variables).returncode == 0
     variant = tmp_path / "models" / SNAPSHOTS / release.revision / "build/torch-cpu/__init__.py"
     variant.chmod(0o644)
     variant.write_text("raise SystemExit")
-    done = fetch(release, tmp_path / "models", variables)
+    done = fetch(clients, release, tmp_path / "models", variables)
     assert done.returncode == 1 and "exists and differs: __init__.py" in done.stderr
     assert variant.read_text() == "raise SystemExit"
 
@@ -196,7 +206,7 @@ def test_a_tampered_download_is_refused(online, tmp_path):
     wrong_pins(release, revision=tampered)
     release.revision = tampered
     before = sorted(tmp_path.iterdir())
-    said = refusal(fetch(release, tmp_path / "models", variables), tmp_path, before)
+    said = refusal(fetch(None, release, tmp_path / "models", variables), tmp_path, before)
     assert "must not be loaded" in said and "__init__.py" in said
 
 
@@ -216,11 +226,11 @@ def wrong_pins(release, **changes) -> None:
         ({"variants": {"torch-cpu": "zero"}}, (), "zero"),
     ],
 )
-def test_wrong_pins_are_named(online, tmp_path, changes, options, words):
+def test_wrong_pins_are_named(clients, online, tmp_path, changes, options, words):
     release, variables = online
     wrong_pins(release, **changes)
     before = sorted(tmp_path.iterdir())
-    assert words in refusal(fetch(release, tmp_path / "models", variables, *options), tmp_path, before)
+    assert words in refusal(fetch(clients, release, tmp_path / "models", variables, *options), tmp_path, before)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +244,7 @@ def test_wrong_pins_are_named(online, tmp_path, changes, options, words):
         ("parent", "there is no folder"),
     ],
 )
-def test_other_mistakes_are_named_in_a_line(online, tmp_path, case, words):
+def test_other_mistakes_are_named_in_a_line(clients, online, tmp_path, case, words):
     release, variables = online
     output = tmp_path / {"archive": "there.tar.gz", "file": "there", "parent": "absent/models"}.get(case, "models")
     if case in ("file", "archive"):
@@ -245,6 +255,6 @@ def test_other_mistakes_are_named_in_a_line(online, tmp_path, case, words):
     if case == "offline":
         variables = {**variables, "HF_HUB_OFFLINE": "1"}
     before = sorted(tmp_path.iterdir())
-    done = fetch(release, output, variables)
+    done = fetch(clients, release, output, variables)
     assert words.lower() in refusal(done, tmp_path, before).lower(), done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
+import kernels
+import torch
 from huggingface_hub import HfApi
 
-from tests.support.hub_clients import write_variant
+from tests.support.attacks.forked_clients import Clients
+from tests.support.hub_clients import run_client, write_variant
 from tools.pins.pins_file import KERNEL, Pins, write_pins
 from tools.pins.verify import pin_of
 
-# What an import needs is imported first: another user may be unable to read where Python and its packages are.
-LOAD = """
-import json, os, sys, sysconfig
-from pathlib import Path
-import kernels, torch
-sysconfig.get_config_vars()
-torch.library.custom_op("first::op", lambda x: x.clone(), mutates_args=(), schema="(Tensor x) -> Tensor")(torch.ones(1))
-user, revision, lock, plain, *ways = sys.argv[1:]
-if user != "0":
-    os.setgid(int(user))
-    os.setuid(int(user))
-trust = {"trust_remote_code": True}
-by = {
-    "version": lambda: kernels.get_kernel("org/tiny", version=0, **trust),
-    "revision": lambda: kernels.get_kernel("org/tiny", revision=revision, **trust),
-    "locked": lambda: kernels.get_locked_kernel("org/tiny", lockfile=lock, **trust),
-    "load": lambda: kernels.load_kernel("org/tiny", lockfile=lock),
-    "plain": lambda: kernels.get_local_kernel(Path(plain)),
-    "installed": lambda: kernels.get_local_kernel(
-        kernels.install_kernel("org/tiny", revision=revision, local_files_only=True, **trust)
-    ),
-}
-print(json.dumps([by[way]().scale(torch.ones(1)).item() for way in ways]))
+ALONE = f"""
+import json, sys
+from {__name__} import factors
+print(json.dumps(factors(*json.loads(sys.argv[1]))))
 """
+# What calling a kernel's first operation imports: it takes as long as importing torch.
+CALLED = "torch._dynamo"
 WAYS = "version", "revision", "locked", "load", "plain", "installed"
 
 
@@ -79,6 +68,45 @@ def released(endpoint: str, folder: Path, factors: Mapping[str, int]) -> SimpleN
     write_pins(pins, Pins("org/tiny", revision, pins_of(build)))
     lock = write_lock(folder / "kernels.lock", "org/tiny", revision)
     return SimpleNamespace(build=build, revision=revision, pins=pins, lock=lock)
+
+
+def loaded(clients: Clients | None, variables: dict[str, str], *arguments: object) -> list[float]:
+    """Return `factors` of a fork of `clients`; None stands for a process as a user starts it."""
+    if clients:
+        done = clients.call(variables, f"{__name__}:factors", *arguments)
+    else:
+        done = run_client(ALONE, [json.dumps(arguments)], variables)
+    return done.get("factors", done)
+
+
+def factors(user: int, revision: str, lock: str, plain: str, ways: list[str]) -> dict[str, object]:
+    """Load `org/tiny` in each way, as this user, and return by what it multiplies, or the error. 0 is the present user.
+
+    Call it in a process of its own, with the environment of a client.
+    """
+    # What an import needs is imported first: another user may be unable to read where Python and its packages are.
+    sysconfig.get_config_vars()
+    first = torch.library.custom_op("first::op", lambda x: x.clone(), mutates_args=(), schema="(Tensor x) -> Tensor")
+    first(torch.ones(1))
+    sys.dont_write_bytecode = user == 0  # root, who runs tests in containers, may write where nobody else may
+    if user != 0:
+        os.setgid(user)
+        os.setuid(user)
+    trust = {"trust_remote_code": True}
+    by = {
+        "version": lambda: kernels.get_kernel("org/tiny", version=0, **trust),
+        "revision": lambda: kernels.get_kernel("org/tiny", revision=revision, **trust),
+        "locked": lambda: kernels.get_locked_kernel("org/tiny", lockfile=lock, **trust),
+        "load": lambda: kernels.load_kernel("org/tiny", lockfile=lock),
+        "plain": lambda: kernels.get_local_kernel(Path(plain)),
+        "installed": lambda: kernels.get_local_kernel(
+            kernels.install_kernel("org/tiny", revision=revision, local_files_only=True, **trust)
+        ),
+    }
+    try:
+        return {"factors": [by[way]().scale(torch.ones(1)).item() for way in ways]}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 def counting(application, requests: list[tuple[str, str]]):

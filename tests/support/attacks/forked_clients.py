@@ -4,7 +4,7 @@ huggingface_hub 2.4.0 reads its environment into the module `constants` when it 
 needs something. So a fork sets its environment, reads it anew, and is as fresh as a new process. What kernels 0.17.2
 reads, KERNELS_CACHE, is no variable of a `client_environment`.
 
-This file is also the program that forks: python -m tests.support.attacks.forked_clients SOCKET.
+This file is also the program that forks: python -m tests.support.attacks.forked_clients SOCKET MODULE...
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import runpy
 import signal
 import socket
 import socketserver
 import subprocess
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +27,25 @@ from tools.hub.client_environment import client_environment
 
 ROOT = Path(__file__).resolve().parents[3]
 READY = "ready\n"
-PRELOADED = ("torch", "kernels", "huggingface_hub.hf_api", "huggingface_hub.file_download", "tools.pins.verify")
+PRELOADED = (
+    *("torch", "kernels", "huggingface_hub.hf_api", "huggingface_hub.file_download", "rich.progress", "tqdm.auto"),
+    *("tools.pins.verify", "tools.pins.hf_home", "tools.pins.pins_file"),
+)
 
 
 class Clients:
-    """The process that forks, while the block runs. Calls from several threads run at the same time."""
+    """The process that forks, while the block runs. Calls from several threads run at the same time.
+
+    It imports modules that its clients would import, `more` than the usual ones.
+    """
+
+    def __init__(self, *more: str):
+        self._modules = PRELOADED + more
 
     def __enter__(self) -> Clients:
         self._folder = tempfile.TemporaryDirectory(prefix="clients-")
         self._path = Path(self._folder.name, "socket")
-        command = [sys.executable, "-m", "tests.support.attacks.forked_clients", str(self._path)]
+        command = [sys.executable, "-m", "tests.support.attacks.forked_clients", str(self._path), *self._modules]
         nowhere = client_environment("http://127.0.0.1:9", Path(self._folder.name))
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen(command, cwd=ROOT, env=nowhere, text=True, **pipes)
@@ -54,6 +65,11 @@ class Clients:
     def call(self, variables: dict[str, str], function: str, *arguments: Any, limit: float = 120.0) -> dict[str, Any]:
         """Return what the function returned, a dictionary, as `Call.result` does."""
         return self.start(variables, function, *arguments).result(limit)
+
+    def run_tool(self, tool: str, *arguments: object, variables: dict[str, str]) -> subprocess.CompletedProcess:
+        """Run a program by the name of its module, and return how it ended, as `hub_clients.run_tool` does."""
+        done = self.call(variables, f"{__name__}:ended", tool, list(map(str, arguments)))
+        return subprocess.CompletedProcess([tool, *arguments], **done)
 
 
 class Call:
@@ -101,8 +117,29 @@ class Fork(socketserver.StreamRequestHandler):
         self.wfile.write(f"{json.dumps(done)}\n".encode())
 
 
+def ended(tool: str, arguments: list[str]) -> dict[str, Any]:
+    """Run a program as `python -m` does, in this process, and return its exit status and what it wrote."""
+    said = [tempfile.TemporaryFile("w+") for _ in range(2)]
+    for descriptor, file in enumerate(said, start=1):  # not only sys.stdout and sys.stderr: loggers keep streams
+        os.dup2(file.fileno(), descriptor)
+    sys.argv = [tool, *arguments]
+    status = 0
+    try:
+        runpy.run_module(tool, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        status = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    for stream, file in zip((sys.stdout, sys.stderr), said):
+        stream.flush()
+        file.seek(0)
+    stdout, stderr = (file.read() for file in said)
+    return {"returncode": status, "stdout": stdout, "stderr": stderr}
+
+
 if __name__ == "__main__":
-    for module in PRELOADED:
+    for module in sys.argv[2:]:
         importlib.import_module(module)
     server = Server(sys.argv[1], Fork)
     print(READY, end="", flush=True)
