@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,14 @@ def toy(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / ".gitignore").write_text("__pycache__\n")
     commit(root)
     return root
+
+
+@pytest.fixture(scope="module", autouse=True)
+def first_builds_are_not_imported() -> Iterator[None]:
+    """Importing takes seconds. A variant is built again by a process of its own, which imports what it has built."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(variants, "load", lambda variant, job: "nothing")
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import pytest
 
 from tests.support.compiled_variants import NAME
 from tests.support.hub_clients import write_variant
-from tests.support.toy_kernel import write_toy_kernel
 from tools.build import variants
 from tools.pins.verify import VerificationError, backend_of, faults, pin_of, verify
 
@@ -37,9 +36,9 @@ def test_another_pin_or_none_is_refused(copy, pin, wrong):
     assert wrong is None or faults(copy, wrong)
 
 
-def test_what_the_builder_of_this_repository_makes_has_no_faults(tmp_path):
+def test_what_the_builder_of_this_repository_makes_has_no_faults(toy, tmp_path):
     """The digest is made by the Hub's parser, and read here by the standard library."""
-    (built,) = variants.build_variants(write_toy_kernel(tmp_path / "toy"), ["cpu"], tmp_path / "out")
+    (built,) = variants.build_variants(toy, ["cpu"], tmp_path / "out")
     assert faults(built.path) == []
     assert verify(built.path, pin_of(built.path)) == built.path
 
