@@ -17,27 +17,12 @@ import tomllib
 import torch
 
 from tests.conftest import REPO_ID, local_kernels
-from tests.support.pinned_kernels import counting, publish
-from tools.build.variant_metadata import digest_of
+from tests.support.pinned_kernels import commented, counting, publish
 from tools.hub import server
 from tools.hub.client_environment import client_environment
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/pinned_training"
 SNAPSHOTS = "hub/kernels--org--optimizer/snapshots"
-
-
-def release(kernel, folder: Path, note: str) -> Path:
-    """Return a folder with the tests' variant as another commit would have it: one more comment, and a digest of it."""
-    variant = shutil.copytree(
-        Path(kernel.__file__).parent, folder / "build" / Path(kernel.__file__).parent.name,
-        ignore=shutil.ignore_patterns("__pycache__"),
-    )  # fmt: skip
-    with (variant / "muon.py").open("a") as code:
-        code.write(f"# {note}\n")
-    metadata = json.loads((variant / "metadata.json").read_text())
-    metadata["digest"]["files"] = dict(sorted(digest_of(variant).files.items()))
-    (variant / "metadata.json").write_text(json.dumps(metadata))
-    return folder / "build"
 
 
 @dataclass(frozen=True)
@@ -61,7 +46,8 @@ def hub(kernel, tmp_path_factory) -> Iterator[SeenHub]:
         patch.setattr(server, "application", counting(server.application, requests))
         with server.Hub(folder / "hub") as running:
             revisions = [
-                publish(running.endpoint, REPO_ID, release(kernel, folder / note, note)) for note in ("first", "second")
+                publish(running.endpoint, REPO_ID, commented(kernel, folder / note, note))
+                for note in ("first", "second")
             ]
             yield SeenHub(running.endpoint, revisions, requests)
 
@@ -71,7 +57,8 @@ class Project:
 
     def __init__(self, folder: Path, hub: SeenHub):
         self.folder, self.home, self.hub = folder / "project", folder / "home", hub
-        shutil.copytree(EXAMPLE, self.folder, ignore=shutil.ignore_patterns("__pycache__"))
+        if not self.folder.exists():
+            shutil.copytree(EXAMPLE, self.folder, ignore=shutil.ignore_patterns("__pycache__"))
 
     def run(self, *command: object, **variables: str) -> subprocess.CompletedProcess:
         environment = {**client_environment(self.hub.endpoint, self.home), "OMP_NUM_THREADS": "1", **variables}
@@ -108,11 +95,20 @@ def project(hub, tmp_path) -> Project:
     return Project(tmp_path, hub)
 
 
+@pytest.fixture(scope="module")
+def pinned_once(hub, tmp_path_factory) -> Path:
+    """The folder of a project that has pinned the first revision, and of its user's home, which stay as they are."""
+    folder = tmp_path_factory.mktemp("pinned")
+    Project(folder, hub).said("upgrade.py", hub.revisions[0])
+    return folder
+
+
 @pytest.fixture
-def pinned(project) -> Project:
+def pinned(hub, pinned_once, tmp_path) -> Project:
     """A project that has pinned the first revision."""
-    project.said("upgrade.py", project.hub.revisions[0])
-    return project
+    for name in ("project", "home"):
+        shutil.copytree(pinned_once / name, tmp_path / name, symlinks=True)
+    return Project(tmp_path, hub)
 
 
 OFFLINE = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "1"}
@@ -187,7 +183,7 @@ def test_without_the_hub_nothing_is_pinned(project):
 
 
 def test_a_revision_with_faults_is_not_pinned(project, kernel, tmp_path):
-    build = release(kernel, tmp_path / "bad", "bad")
+    build = commented(kernel, tmp_path / "bad", "bad")
     (variant,) = build.iterdir()
     (variant / "more.py").write_text("")
     with server.Hub(tmp_path / "hub") as running:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import kernels
 import torch
@@ -16,6 +17,7 @@ from huggingface_hub import HfApi
 
 from tests.support.attacks.forked_clients import Clients
 from tests.support.hub_clients import run_client, write_variant
+from tools.build.variant_metadata import digest_of
 from tools.pins.pins_file import KERNEL, Pins, write_pins
 from tools.pins.verify import pin_of
 
@@ -122,3 +124,17 @@ def counting(application, requests: list[tuple[str, str]]):
         return noting
 
     return counted
+
+
+def commented(kernel: ModuleType, folder: Path, note: str) -> Path:
+    """Return a folder with the tests' variant as another commit would have it: one more comment, and a digest of it."""
+    variant = shutil.copytree(
+        Path(kernel.__file__).parent, folder / "build" / Path(kernel.__file__).parent.name,
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )  # fmt: skip
+    with (variant / "muon.py").open("a") as code:
+        code.write(f"# {note}\n")
+    metadata = json.loads((variant / "metadata.json").read_text())
+    metadata["digest"]["files"] = dict(sorted(digest_of(variant).files.items()))
+    (variant / "metadata.json").write_text(json.dumps(metadata))
+    return folder / "build"
