@@ -25,11 +25,16 @@ def test_variant_that_fails_when_it_is_imported_is_refused(imported_toy, tmp_pat
     assert (before.path / f"{before.ops}.abi3.so").exists()
 
 
-def test_importing_leaves_no_file_in_the_variant(imported_toy, tmp_path, monkeypatch):
-    """Its digest would not know the bytecode. What the user's LOCAL_KERNELS says is of other variants."""
+@pytest.mark.parametrize("backend", ["cpu", "noarch"])
+def test_importing_leaves_no_file_in_the_variant(imported_toy, tmp_path, monkeypatch, backend):
+    """Its digest would not know the bytecode. What the user's LOCAL_KERNELS says is of other variants.
+
+    Of those without a library one is built, from which the others differ in names.
+    """
+    monkeypatch.setattr(variants, "NOARCH_BACKENDS", ("rocm",))
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     monkeypatch.setenv("LOCAL_KERNELS", "no entry")
-    (built,) = variants.build_variants(imported_toy, ["cpu"], tmp_path / "out")
+    (built,) = variants.build_variants(imported_toy, [backend], tmp_path / "out")
     assert built.loaded == f"torch {machines.find_machine().torch_version}"
     assert not list(built.path.rglob("__pycache__"))
 
