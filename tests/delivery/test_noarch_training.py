@@ -9,9 +9,11 @@ from tools.build import variants
 from tools.hub.server import Hub
 from tools.pages.platforms import ARM, EVERY, MAC, NEW, OLD, PLATFORMS
 
+# The forks do not import again what the package and its first step take from torch.
 CLIENT = """
 import json, sys
 from pathlib import Path
+import torch._dynamo, torch.distributed.tensor
 from tests.delivery.test_noarch_training import MACHINES
 from tests.support.feigned_platforms import in_forks, trained
 from tools.hub.publish import publish

@@ -15,8 +15,10 @@ import torch
 from benchmarks.built_kernel import load_variant
 from tests.support.hub_clients import ROOT, run_client
 
+# The forks do not import again what the package takes from torch, which is without Triton.
 CLIENT = """
 import json, sys
+import torch.distributed.tensor
 from tests.kernels.test_absent_triton import loaded
 from tests.support.feigned_platforms import in_forks
 
