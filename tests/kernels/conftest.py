@@ -2,8 +2,8 @@
 One of a Triton kernel: in Triton's interpreter, and on the GPU that is here.
 
 TRITON_INTERPRET=1 must be set before Triton is imported, and in the interpreter an access out of bounds ends the
-process: a file's laws for the interpreter run together in one process of their own, and each tells here what it found
-there.
+process: laws for the interpreter run together in a process of their own, those of every run in one for all files, the
+others in one for each file. Each tells here what it found there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import mmap
 import os
 import subprocess
 import sys
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -33,7 +32,7 @@ from tests.support.triton_gpu import skip_without_triton
 
 ROOT = Path(__file__).resolve().parents[2]
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
-VERDICTS = pytest.StashKey[dict[Path, dict[str, str]]]()  # by the file of the laws
+VERDICTS = pytest.StashKey[dict[str, dict[str, str]]]()  # by what runs together
 
 
 class Interpreter:
@@ -172,32 +171,49 @@ def interpreted(item: pytest.Item) -> bool:
     return callspec is not None and callspec.params.get("place") == "interpreter"
 
 
+def together(item: pytest.Item) -> str:
+    """Return a name for what runs in one process of the interpreter with this law: it takes seconds to start."""
+    return "every_run" if item.get_closest_marker("every_run") else item.path.stem
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Tell what a law found in the interpreter's process, in place of running it in this one."""
     if INTERPRETING or not interpreted(pyfuncitem):
         return None
-    session, file = pyfuncitem.session, pyfuncitem.path
+    session, name = pyfuncitem.session, together(pyfuncitem)
     known = session.stash.setdefault(VERDICTS, {})
-    if file not in known:
+    if name not in known:
         pyfuncitem._request.getfixturevalue("kernel")  # says by LOCAL_KERNELS what the process shall load
-        known[file] = verdicts([item.nodeid for item in session.items if item.path == file and interpreted(item)])
-    problem = known[file].get(pyfuncitem.nodeid, "it did not come to its end there")
+        nodes = [item.nodeid for item in session.items if interpreted(item) and together(item) == name]
+
+        def interpret(folder: Path) -> Path:
+            return run_laws(nodes, folder)
+
+        interpret.__name__ = f"interpret_{name}"  # by which it is known that it was built
+        known[name] = verdicts(pyfuncitem._request.getfixturevalue("built_once")(interpret))
+    problem = known[name].get(pyfuncitem.nodeid, "it did not come to its end there")
     if problem:
         pytest.fail(f"in the interpreter, by seed {seed_of(pyfuncitem)}: {problem}", pytrace=False)
     return True
 
 
-def verdicts(nodes: list[str]) -> dict[str, str]:
-    """Return what was wrong with each law that came to its end, nothing where all was right."""
+def run_laws(nodes: list[str], folder: Path) -> Path:
+    """Return the folder, with a log of what a process of the interpreter found, and what it printed."""
     # One thread: the products are small, and threads that wait for each other cost more than they do.
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory() as folder:
-        arguments, log = Path(folder, "arguments"), Path(folder, "log.jsonl")
-        arguments.write_text("\n".join(["-pno:cacheprovider", f"--report-log={log}", *nodes]))
-        command = [sys.executable, "-m", "pytest", f"@{arguments}"]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-        found = {node: verdict.message for node, verdict in read_log(log).items()}
+    (folder / "arguments").write_text("\n".join(["-pno:cacheprovider", f"--report-log={folder / 'log'}", *nodes]))
+    command = [sys.executable, "-m", "pytest", f"@{folder / 'arguments'}"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    said = f"the interpreter ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+    (folder / "said").write_text(said)
+    return folder
+
+
+def verdicts(folder: Path) -> dict[str, str]:
+    """Return what was wrong with each law that came to its end, nothing where all was right."""
+    found = {node: verdict.message for node, verdict in read_log(folder / "log").items()}
+    nodes = (folder / "arguments").read_text().splitlines()[2:]
     if len(found) < len(nodes):
-        print(f"the interpreter ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+        print((folder / "said").read_text())
     return found
