@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.support.inside import plan_of
-from tests.support.rank_pool import load_kernel
+from tests.support.rank_pool import PRELOADED, REPO_ID, load_kernel
 
 CPU = torch.device("cpu")
 KERNEL, DTYPE = "cpu_products", "bfloat16"
@@ -145,7 +145,8 @@ def test_the_kind_of_an_arm_processor_is_in_its_key(kernel, monkeypatch, tmp_pat
     assert "(implementer 0x41, part 0xd0c, variant 0x3), torch " in machine.processor.__wrapped__()
 
 
-def write_some(variants: str, first: int, count: int, together) -> None:
+def write_some(variants: str, cache: str, first: int, count: int, together) -> None:
+    os.environ.update(LOCAL_KERNELS=f"{REPO_ID}={variants}", XDG_CACHE_HOME=cache)  # the fork server has older ones
     kernel = load_kernel(Path(variants), None)
     together.wait()
     for i in range(first, first + count):
@@ -156,10 +157,10 @@ def write_some(variants: str, first: int, count: int, together) -> None:
 
 def test_two_processes_lose_nothing_of_each_others(kernel, measurements, file):
     """Each adds to what the other has written since it looked last."""
-    count, context = 60, multiprocessing.get_context("spawn")
-    variants = str(Path(kernel.__file__).parents[1])
-    together = context.Barrier(2)
-    writers = [context.Process(target=write_some, args=(variants, 1 + i * count, count, together)) for i in range(2)]
+    count, context = 60, multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    folders, together = (str(Path(kernel.__file__).parents[1]), os.environ["XDG_CACHE_HOME"]), context.Barrier(2)
+    writers = [context.Process(target=write_some, args=(*folders, 1 + i * count, count, together)) for i in range(2)]
     for writer in writers:
         writer.start()
     for writer in writers:
