@@ -74,10 +74,9 @@ def fetch(clients, release, output: Path, variables, *options: str) -> subproces
 
 def read(world, home: Path, *ways: str, user: int = 0, offline: str = "1", forks=True) -> list[float]:
     """Return by what the kernel multiplies that loads in each way from `home`; user 0 is the present one."""
-    release = world.first
-    variables = {**world.variables, "HF_HOME": str(home), "HF_HUB_OFFLINE": offline}
-    given = user, release.revision, str(release.lock), str(home / SNAPSHOTS / release.revision), ways
-    return loaded(world.clients if forks else None, variables, *given)
+    variables, revision = {**world.variables, "HF_HOME": str(home), "HF_HUB_OFFLINE": offline}, world.first.revision
+    arguments = user, revision, str(world.first.lock), str(home / SNAPSHOTS / revision), ways
+    return loaded(world.clients if forks else None, variables, *arguments)
 
 
 def verified(home: Path, release) -> subprocess.CompletedProcess:
