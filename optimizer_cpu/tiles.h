@@ -100,8 +100,8 @@ OPTIMIZER_INLINE void store_rows(const T* __restrict from, const View& view, con
   }
 }
 
-// A box of a tensor, row by row, as T. They are compiled once (tile_moves.cpp), not into each pass that calls them: to
-// call one for each tile takes no time, and to compile one takes seconds.
+// Read or write a box of a tensor, row by row, as float or double. Compiled once, in tile_moves.cpp, not into each pass:
+// a call for each tile costs little beside moving it, and compiling one copy takes seconds.
 void load(float* to, ScalarType dtype, const View& view, const Box& box);
 void load(double* to, ScalarType dtype, const View& view, const Box& box);
 void store(const float* from, ScalarType dtype, const View& view, const Box& box);

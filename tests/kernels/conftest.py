@@ -172,7 +172,7 @@ def interpreted(item: pytest.Item) -> bool:
 
 
 def together(item: pytest.Item) -> str:
-    """Return a name for what runs in one process of the interpreter with this law: it takes seconds to start."""
+    """Return the name of the interpreter's process that runs this law; one process takes seconds to start."""
     return "every_run" if item.get_closest_marker("every_run") else item.path.stem
 
 
@@ -190,9 +190,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         def interpret(folder: Path) -> Path:
             return run_laws(nodes, folder)
 
-        interpret.__name__ = f"interpret_{name}"  # by which it is known that it was built
+        interpret.__name__ = f"interpret_{name}"  # `built_once` tells builds apart by name
         known[name] = verdicts(pyfuncitem._request.getfixturevalue("built_once")(interpret))
-    problem = known[name].get(pyfuncitem.nodeid, "it did not come to its end there")
+    problem = known[name].get(
+        pyfuncitem.nodeid, "it did not come to its end there, or a law before it ended the process"
+    )
     if problem:
         pytest.fail(f"in the interpreter, by seed {seed_of(pyfuncitem)}: {problem}", pytrace=False)
     return True

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tests.support.inside import plan_of
 from tests.support.small_model import named_parameters, same_bits, serialized, state_of, take_steps
 
 # Positions in a file of `named_parameters`: that of a matrix, and that of one of AdamW's parameters.
@@ -149,6 +150,16 @@ def test_a_group_counts_roundings_by_a_whole_number(kernel):
     params = named_parameters(torch.bfloat16)
     with pytest.raises(TypeError, match="rounding_step must be a whole number, got 'a'"):
         kernel.Muon([{"params": params.items(), "rounding_step": "a"}], stochastic_rounding=True)
+
+
+def test_a_sparse_tensor_that_a_wrapper_keeps_does_not_matter(kernel):
+    params = named_parameters(torch.float32)
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, [0])
+    optimizer.state[params["up.bias"]]["slow"] = torch.ones(24).to_sparse()
+    plan = plan_of(optimizer)
+    take_steps(optimizer, params, [1, 2])
+    assert plan_of(optimizer) is plan
 
 
 def test_a_sparse_tensor_put_into_the_state_is_named_by_the_next_step(kernel):

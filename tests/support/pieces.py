@@ -74,17 +74,19 @@ def put_together(ranks: Sequence[Pieces]) -> list[Trained]:
 
 @functools.cache
 def mesh_of(shape: tuple[int, ...]) -> DeviceMesh:
-    """Return the mesh of this shape over all ranks, or over the first of them; made once, as groups are."""
+    """Return the mesh of this shape over all ranks; made once, as groups are."""
     assert math.prod(shape) == dist.get_world_size()
     return init_device_mesh(device_of_ranks(), shape, mesh_dim_names=tuple("xyz")[: len(shape)])
 
 
 def _wholes(of_ranks: Sequence[Piece]) -> list[Tensor]:
-    """Return for each rank the whole that its piece is of."""
+    """Return for each rank the whole to which its piece belongs."""
     copies: dict[tuple[int, ...], list[Piece]] = {}
     for piece in of_ranks:
         copies.setdefault(piece.copy, []).append(piece)
-    return [_joined(copies[piece.copy]) for piece in of_ranks]
+    assert len({piece.shape for piece in of_ranks}) == 1
+    joined = {copy: _joined(pieces) for copy, pieces in copies.items()}
+    return [joined[piece.copy] for piece in of_ranks]
 
 
 def _joined(pieces: Sequence[Piece]) -> Tensor:
@@ -99,6 +101,6 @@ def _joined(pieces: Sequence[Piece]) -> Tensor:
 @functools.cache
 def _places(shape: torch.Size, mesh: tuple[int, ...], placements: tuple[Any, ...]) -> Tensor:
     """Return the places in a whole of what this rank has of it."""
-    with _disable_current_modes():  # of a modelled device, on which they are not
+    with _disable_current_modes():  # a modelled device's mode would take these numbers, which are on the CPU
         numbers = torch.arange(shape.numel(), device=device_of_ranks()).view(shape)
         return distribute_tensor(numbers, mesh_of(mesh), placements, src_data_rank=None)._local_tensor.cpu().reshape(-1)

@@ -50,6 +50,7 @@ class Member(NamedTuple):
     store: str  # file in which the ranks find each other
     variants: str  # folder of the build of the package
     variant_backend: str
+    cache_home: str  # where it reads and writes what was measured
     backend: str  # of the group
     collective_seconds: float
 
@@ -57,12 +58,13 @@ class Member(NamedTuple):
 class RankPool:
     """`size` processes of one group. They start with the first job, and anew after one that failed."""
 
-    def __init__(self, kernel: ModuleType, backend: str, size: int, collective_seconds: float = 60.0):
+    def __init__(self, kernel: ModuleType, backend: str, size: int, collective_seconds: float, cache_home: str):
         variant = Path(kernel.__file__).parent
         self._variants = str(variant.parent)
         self._variant_backend = "cpu" if "cpu" in variant.name.split("-") else "cuda"
         self._backend = backend
         self._collective_seconds = collective_seconds
+        self._cache_home = cache_home
         self.size = size
         self._processes: list[multiprocessing.Process] = []
         self._connections: list[Connection] = []
@@ -113,13 +115,13 @@ class RankPool:
         context.set_forkserver_preload(PRELOADED)
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
-        # The process that ranks are forked from starts with the first of them.
+        # The process that ranks are forked from starts with the first of them, and keeps the variables of that time.
         with mock.patch.dict(os.environ, {"LOCAL_KERNELS": f"{REPO_ID}={self._variants}"}):
             for rank in range(self.size):
                 self._start_rank(context, rank, store)
 
     def _start_rank(self, context: multiprocessing.context.BaseContext, rank: int, store: str) -> None:
-        build = self._variants, self._variant_backend
+        build = self._variants, self._variant_backend, self._cache_home
         member = Member(rank, self.size, store, *build, self._backend, self._collective_seconds)
         ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(member, theirs), daemon=True)
@@ -157,13 +159,14 @@ class Pools:
     def __init__(self, kernel: ModuleType, backend: str):
         self.device = DEVICES[backend]
         self._kernel, self._backend = kernel, backend
+        self._cache_home = os.environ.get("XDG_CACHE_HOME", "")  # of the session, not of a test
         self._pools: dict[tuple[int, float], RankPool] = {}
 
     def __call__(self, size: int, collective_seconds: float = 60.0) -> RankPool:
         """Return the pool of `size` processes, whose collectives fail after `collective_seconds`."""
         key = size, collective_seconds
         if key not in self._pools:
-            self._pools[key] = RankPool(self._kernel, self._backend, *key)
+            self._pools[key] = RankPool(self._kernel, self._backend, *key, self._cache_home)
         return self._pools[key]
 
     def close(self) -> None:
@@ -214,6 +217,7 @@ def _received(connection: Connection) -> tuple[bool, Any]:
 def _serve(member: Member, connection: Connection) -> None:
     # Before anything asks for a device or an interface: gloo would look for the address of the host's name.
     os.environ["LOCAL_KERNELS"] = f"{REPO_ID}={member.variants}"
+    os.environ["XDG_CACHE_HOME"] = member.cache_home
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     import torch
@@ -231,7 +235,7 @@ def _serve(member: Member, connection: Connection) -> None:
     watch.start()
     dist.barrier()  # to start may take longer than a collective is given
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=member.collective_seconds), dist.group.WORLD)
-    gc.freeze()  # a collection, which optimizers ask for where others were dropped, need not look at torch's modules
+    gc.freeze()  # optimizers ask for collections, which then need not look at torch's modules
     while True:
         try:
             job, arguments = pickle.loads(connection.recv_bytes())

@@ -289,7 +289,7 @@ class Muon(Optimizer):
         lines += ([] if is_muon is None else idle_is_muon(params)) + plain_parts(self.param_groups)
         lines += idle_adamw_arguments(self.param_groups, self.defaults)
         idle = idle_exchange(exchange)
-        self._first_steps = FirstSteps(exchange=None if idle else exchange)
+        self._first_steps = FirstSteps(exchange_is_idle=exchange == ExchangeOptions() and not idle)
         for line in advice(routed(self.param_groups, self._reasons)) + lines + idle:
             warn_user(line)
         self._is_made = True

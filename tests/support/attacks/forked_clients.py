@@ -68,7 +68,8 @@ class Clients:
 
     def run_tool(self, tool: str, *arguments: object, variables: dict[str, str]) -> subprocess.CompletedProcess:
         """Run a program by the name of its module, and return how it ended, as `hub_clients.run_tool` does."""
-        done = self.call(variables, f"{__name__}:ended", tool, list(map(str, arguments)))
+        done = self.call(variables, f"{__name__}:ended", tool, list(map(str, arguments)), limit=300.0)
+        assert "returncode" in done, done
         return subprocess.CompletedProcess([tool, *arguments], **done)
 
 
@@ -128,6 +129,9 @@ def ended(tool: str, arguments: list[str]) -> dict[str, Any]:
         runpy.run_module(tool, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         status = end.code or 0
+        if isinstance(status, str):
+            print(status, file=sys.stderr)
+            status = 1
     except BaseException:
         traceback.print_exc()
         status = 1

@@ -58,7 +58,7 @@ class _State:
         self.agreed: dict[Key, dict[Need, Agreed]] = {}
         self.several_ranks = False
         self.changes = 0
-        self.kept_here_only = False  # what is measured, because the cache folder cannot be written
+        self.kept_here_only = False  # because the file could not be written, or others held its lock
 
 
 _STATE = _State()
@@ -114,10 +114,10 @@ def candidate_name(entry: Mapping[str, Any], kernel: str) -> str:
 
 
 def keep(key: Key, table: Table) -> None:
-    """Record what was measured here, also in the user's cache folder, until that cannot be written; then warn once."""
+    """Record what was measured here, also in the user's cache folder; after a first failure, a warning, only here."""
     _table(key).take(table)
     _STATE.changes += 1
-    # Once only: whoever waits a minute for a lock, at every product of a warm-up, keeps other ranks waiting as well.
+    # To wait for a lock takes up to a minute. A warm-up would do it for each product, while other ranks wait.
     problem = None if _STATE.kept_here_only else measurement_file.add(key, table)
     if problem:
         _STATE.kept_here_only = True

@@ -8,7 +8,8 @@ from typing import Iterable, Sequence
 import torch
 from torch import Tensor
 
-# Bytes of a processor's cache line. Torch begins new tensors at one: products may sum others in another order.
+# Bytes of a processor's cache line. Torch begins new tensors at one. Operands that begin elsewhere may be summed in
+# another order.
 CACHE_LINE = 64
 # Allocators of devices begin new tensors at multiples of so many bytes.
 DEVICE_ALIGNMENT = 512

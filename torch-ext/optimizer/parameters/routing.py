@@ -86,7 +86,9 @@ def decide(
     if verdict is None:
         verdict, reason = wish_of(p), "use_muon"
     if not isinstance(verdict, (bool, type(None))):  # a tensor of several elements cannot be compared with True
-        raise TypeError(f"is_muon must return True, False or None (routing decides), got {verdict!r}")
+        raise TypeError(
+            f"is_muon must return True, False or None (routing decides), got {verdict!r}, a {type(verdict).__name__}"
+        )
     if verdict is not None:
         if verdict:
             check_matrix(names[0], p)

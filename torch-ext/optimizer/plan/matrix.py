@@ -185,7 +185,7 @@ class Matrix:
 
     @property
     def part_size(self) -> int:
-        """At least the elements of the largest part; exactly if no part has rows of several matrices."""
+        """The elements of the largest part, or more if a part has rows of several matrices."""
         return self.shards.largest_part(self.index)
 
     def part(self, rank: int) -> Part:

@@ -19,7 +19,7 @@ class Change:
     def running(self, of_all: bool = True) -> Iterator[None]:
         """Return a context for one change, which is complete if no error leaves it.
 
-        Unless it is `of_all` parameters and states, what broke off before it stays so.
+        A change `of_all` parameters and states also heals an earlier one that broke off; another change does not.
         """
         broke_off_before, self._is_running, self._broke_off = self._broke_off, True, True
         try:

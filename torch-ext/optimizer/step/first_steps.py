@@ -1,11 +1,11 @@
 """Warnings of the first steps: an exchange that changes nothing, and parameters that ask for gradients and get none.
 
-Usually the model trains others in place of those.
+Usually the model trains others in place of such parameters.
 """
 
 from __future__ import annotations
 
-from typing import AbstractSet, NamedTuple, Optional, Sequence
+from typing import AbstractSet, NamedTuple, Sequence
 
 from torch import Tensor
 
@@ -25,22 +25,21 @@ class FirstSteps(NamedTuple):
     count: int = 0
     untrained: AbstractSet[Tensor] = frozenset()  # parameters that asked for a gradient and had none in any of them
     warned: bool = False  # of a step without any gradient
-    exchange: Optional[ExchangeOptions] = None  # as a user gave it, when there may not have been other ranks yet
+    exchange_is_idle: bool = False  # a user's options change nothing, if there are other ranks by now
 
     def and_this(
         self, gradients: Gradients, params: Sequence[Tensor], groups: Sequence[Group]
     ) -> tuple[FirstSteps, list[str]]:
-        """Return this with one more step, and what to warn of: no gradient at all, what is untrained at the end, and an
-        exchange that changes nothing.
+        """Return this with one more step, and warnings: of an idle exchange, of no gradient, of what stays untrained.
 
         Each is said once. `params` are all parameters of `groups`, in their order.
         """
         has_none = len(gradients.absent) == len(params)
-        lines = [] if self.count else idle_exchange(self.exchange)
+        lines = idle_exchange(ExchangeOptions()) if self.exchange_is_idle else []
         lines += [NO_GRADIENT] if has_none and not self.warned else []
         warned = self.warned or has_none
         if self.count == WATCHED_STEPS:
-            return self._replace(warned=warned), lines
+            return self._replace(warned=warned, exchange_is_idle=False), lines
         waiting = {params[i] for i in gradients.absent if params[i].requires_grad}
         untrained = self.untrained & waiting if self.count else waiting
         if self.count + 1 < WATCHED_STEPS:

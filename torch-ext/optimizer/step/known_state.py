@@ -41,7 +41,7 @@ class KnownState:
         known, *before = self._tensors
         try:
             references, *now = _references_and_contents(state)
-        except RuntimeError:  # one has no memory, such as a sparse one: `check_tensors` says so
+        except RuntimeError:  # one that steps use has no memory: `check_tensors` says so
             return False
         if now == before and all(map(operator.is_, references, known)):  # almost always
             return True
@@ -63,7 +63,13 @@ def _references_and_contents(state: State) -> tuple[list[weakref.ref], list[int]
         tensors = [value for each in state.values() if isinstance(each, dict) for value in each.values()]
     if not all(issubclass(kind, Tensor) for kind in set(map(type, tensors))):
         tensors = [value for value in tensors if isinstance(value, Tensor)]
-    return list(map(weakref.ref, tensors)), places_of(tensors), list(map(_BYTES, tensors)), list(map(_DTYPE, tensors))
+    try:
+        places = places_of(tensors)
+    except RuntimeError:  # one has no memory, such as a sparse one: if a wrapper keeps it, that does not matter
+        ours = (each.get(key) for each in state.values() if isinstance(each, dict) for key in KEYS)
+        tensors = [value for value in ours if isinstance(value, Tensor)]
+        places = places_of(tensors)
+    return list(map(weakref.ref, tensors)), places, list(map(_BYTES, tensors)), list(map(_DTYPE, tensors))
 
 
 def _kinds(state: State) -> list[Any]:

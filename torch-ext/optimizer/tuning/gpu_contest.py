@@ -92,7 +92,7 @@ def _entry(task: Task, ways: _Ways, winner: str, times: Mapping[str, Timed]) -> 
 
 
 def _product_ways(task: Task, configs: Optional[Sequence[AnyConfig]], ragged: tuple[int, int]) -> _Ways:
-    """Return the ways to compute X Xᵀ of long matrices, and of squares a I + b A + c A² and A B, as iterations do."""
+    """Return the ways to compute what an iteration multiplies: X Xᵀ of long matrices; b A + c A² and A B of squares."""
     device, dtype, (m, k) = task.device, getattr(torch, task.need.dtype), task.need.size
     configs = product_configs(device, dtype, m) if configs is None else configs
     configs = [config for config in configs if config.sections == 1 or cuts(m)]  # others would be one launch again

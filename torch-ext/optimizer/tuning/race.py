@@ -48,6 +48,9 @@ class Replay(NamedTuple):
     start: Work
     calls: int
 
+    def __call__(self) -> None:
+        self.start()
+
 
 class Clock:
     """Measures how long work takes on a device, and tells the time."""
