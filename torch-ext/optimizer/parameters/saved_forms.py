@@ -26,7 +26,7 @@ def check_form(state: Any, name: str, p: Tensor, saved: Mapping[str, Any], curre
     there, here = (_asked_for(p, {**current, **group}) for group in (saved, {}))
     differing = [setting for setting in there if there[setting] != here[setting]]
     read = _parts_read(state)
-    if read and any((_PARTS[each] in read, _PARTS[each] in state) != (there[each],) * 2 for each in differing):
+    if read and any((_PARTS[each] in read, _PARTS[each] in state) != (there[each], there[each]) for each in differing):
         before, now = (", ".join(f"{each}={of[each]!r}" for each in differing) for of in (saved, current))
         raise ValueError(
             f"the state of {name} was saved with {before}, and the optimizer that it was read for has {now}, so what "
