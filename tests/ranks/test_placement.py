@@ -156,6 +156,41 @@ def test_a_partial_gradient_on_one_rank_makes_nobody_wait(pools):
         assert "of up.bias, ranks [0] had a gradient and ranks [1] had none" in text
 
 
+UNLIKE = {
+    "layouts": (([Partial()], torch.float32), ([Replicate()], torch.float32)),
+    "dtypes": (([Partial()], torch.float32), ([Partial()], torch.bfloat16)),
+    "one lies like its parameter": (([Partial()], torch.float32), ([Shard(0)], torch.float32)),
+    "one is missing": (([Partial()], torch.float32), None),
+}
+
+
+def error_of_unlike_gradients(kernel, forms, steps_before: int) -> tuple[str, bool]:
+    """Return the error of a step whose gradient has another form on each rank, and whether it changed the parameter."""
+    mesh = mesh_of((2,))
+    p = nn.Parameter(distribute_tensor(torch.ones(8, 6), mesh, [Shard(0)], src_data_rank=None))
+    p.grad_dtype = None  # any
+    optimizer = kernel.Muon([("up.weight", p)])
+    for form in (*[([Shard(0)], torch.float32)] * steps_before, forms[dist.get_rank()]):
+        before, p.grad = p.to_local().clone(), None
+        if form is not None:
+            p.grad = distribute_tensor(torch.ones(8, 6, dtype=form[1]), mesh, [Replicate()], src_data_rank=None)
+            local = p.grad.to_local() if form[0] != [Shard(0)] else torch.ones(4, 6, dtype=form[1])
+            p.grad = DTensor.from_local(local, mesh, form[0], run_check=False)
+        try:
+            optimizer.step()
+        except RuntimeError as error:
+            return str(error), torch.equal(p.to_local(), before)
+    return "", False
+
+
+@pytest.mark.parametrize("steps_before", [0, 1])
+@pytest.mark.parametrize("forms", UNLIKE.values(), ids=UNLIKE)
+def test_gradients_that_ranks_would_redistribute_in_unlike_ways_make_nobody_wait(pools, forms, steps_before):
+    for text, is_unchanged in pools(2).run(error_of_unlike_gradients, forms, steps_before):
+        assert "unlike gradients of up.weight: rank 0 had (Partial(sum),) in torch.float32, rank 1 had" in text
+        assert is_unchanged
+
+
 def step_with_a_gradient_on_another_mesh(kernel):
     """Return the error of a step whose gradient is on another mesh, and whether the parameter stayed."""
     p = nn.Parameter(DTensor.from_local(torch.ones(4, 6), mesh_of((2,)), [Shard(0)], run_check=False))

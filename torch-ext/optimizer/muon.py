@@ -48,7 +48,7 @@ from .step.copies import check_copies
 from .step.fallback import update_fallback_
 from .step.finish import UpdateNorms
 from .step.first_steps import FirstSteps
-from .step.gradients import Gradients, check_gradients, redistribute_
+from .step.gradients import Gradients, check_gradients, layouts_of, redistribute_
 from .step.graphs import UpdateGraphs
 from .step.master_weights import load_master_weights, master_weights
 from .step.metrics import gradient_norms, update_metrics
@@ -592,9 +592,11 @@ class Muon(Optimizer):
         scaling = GradientScaling(grad_scale, found_inf.clamp(max=1) if isinstance(found_inf, Tensor) else None)
         if self._clip is not None:
             self._clip.begin_step()
-        scalings = self._agreement.begin_step(plan.terms, self.param_groups, scaling)
+        layouts = layouts_of(gradients, elsewhere, premises.params)
+        scalings = self._agreement.begin_step(plan.terms, self.param_groups, scaling, layouts)
         self._agreement.compare_copies(self.param_groups, self.state)
-        redistribute_(gradients, elsewhere, premises.params, scalings)
+        if elsewhere:
+            redistribute_(gradients, elsewhere, premises.params, self._agreement.skipping())
         with self._change.running(), ExitStack() as stack:
             for device_type in filter(autocasts, premises.device_types):
                 stack.enter_context(without_autocast(device_type))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Optional, Sequence
+from typing import Collection, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -13,8 +13,7 @@ from ..kernels.formats import HALF_DTYPES
 from ..parameters.groups import named_parameters
 from ..parameters.settings import Group
 from ..plan.layout import are_on_one_mesh, has_shards, layout_of, lie_alike, local_part
-from ..plan.process_groups import explaining_timeouts
-from ..rules.scaling import Scalings
+from ..plan.process_groups import Ranks, explaining_timeouts, this_rank
 from .premises import Premises
 
 _LAYOUT, _SHAPE, _DTYPE = attrgetter("layout"), attrgetter("shape"), attrgetter("dtype")
@@ -116,24 +115,30 @@ def _check_memory(params: Sequence[Tensor], groups: Sequence[Group]) -> None:
             )
 
 
-def redistribute_(gradients: Gradients, numbers: Sequence[int], params: Sequence[Tensor], scalings: Scalings) -> None:
+def layouts_of(gradients: Gradients, numbers: Sequence[int], params: Sequence[Tensor]) -> dict[Tensor, str]:
+    """Return, for the parameters of these numbers, how their gradients lie on ranks, and in which dtype."""
+    tensors = ((params[number], gradients.tensors[number]) for number in numbers)
+    return {p: f"{gradient.placements} in {gradient.dtype}" for p, gradient in tensors}
+
+
+def redistribute_(
+    gradients: Gradients, numbers: Sequence[int], params: Sequence[Tensor], skipping: Collection[Ranks]
+) -> None:
     """Lay the gradients of these numbers out as their parameters are; `p.grad` stays as it is.
 
-    Collective: all ranks of a parameter's mesh must call it for the same parameters in the same order. Under tensor
-    parallelism a rank may have one term of a sum, or the whole gradient of a sharded parameter. If it is already known
-    that nothing will change, as after ranks disagreed, zeros take the place of the gradient, and no rank waits.
+    Collective: all ranks of a parameter's mesh must call it for the same parameters. Under tensor parallelism a rank
+    may have one term of a sum, or the whole gradient of a sharded parameter. Ranks that are `skipping` the step, as
+    after they disagreed, do not wait for each other: zeros take the place of their gradients.
     """
-    for number in numbers:
-        p = params[number]
-        sharers = layout_of("", p).mesh.members
-        if sharers not in scalings:
-            continue
-        overflow = scalings.on(sharers, local_part(p).device).found_inf
-        if overflow is not None and overflow.is_cpu and overflow.item():
+    members = {number: layout_of("", params[number]).mesh.members for number in numbers}
+    # By sets of ranks: some ranks may have the parameters of two meshes in another order than others.
+    for number in sorted((number for number in numbers if this_rank() in members[number]), key=members.get):
+        p, gradient = params[number], gradients.tensors[number]
+        if members[number] in skipping:
             gradients.tensors[number] = torch.zeros_like(p)
             continue
         with explaining_timeouts("gradients"):
-            gradients.tensors[number] = gradients.tensors[number].redistribute(p.device_mesh, p.placements)
+            gradients.tensors[number] = gradient.redistribute(p.device_mesh, p.placements)
 
 
 def _name_in(groups: Sequence[Group], p: Tensor) -> str:

@@ -7,9 +7,8 @@ optimizers and plans, because ranks with different ones may meet by mistake.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence
+from typing import Iterable, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -18,55 +17,11 @@ from ..kernels.host_copy import HostCopy, moved
 from ..parameters.groups import listed
 from ..parameters.settings import Group
 from ..plan.differences import difference_of_lines, difference_of_settings
-from ..plan.process_groups import Ranks, all_reduce_sum_, gathered, this_rank
-from ..plan.terms import RankSets, Terms
+from ..plan.process_groups import Ranks, all_reduce_sum_, gathered
+from ..plan.terms import Terms
 from ..rules.scaling import GradientScaling
-from .checksums import code_of, code_of_sets, codes_of_scales
-
-_GIVE_ZEROS = " for their parts: give them zeros before the step, p.grad = torch.zeros_like(p)"
-
-
-class Statement(NamedTuple):
-    """What a rank reports about its next action on shared parameters."""
-
-    act: str  # such as `step`
-    number: Optional[int]  # of the step among those that the ranks have taken together
-    optimizer: str  # identifies it among the optimizers of the same ranks
-    has_number: bool  # whether the ranks have met and numbered it, under any plan
-    has_met: bool  # whether it has met these ranks before with this plan
-    digest: str  # of its plan
-    settings: str
-    absent: tuple[frozenset[int], ...]  # for each entry of `_gradient_sets`, the parameters without a gradient
-    grad_scale: Optional[float] = None  # only in statements that are gathered, because reading it may wait for a device
-
-    @property
-    def identity(self) -> str:
-        """The text that must be equal on all ranks, or their messages do not match."""
-        number = "" if self.number is None else f" {self.number}"
-        return f"{self.act}{number} of {self.optimizer} with plan {self.digest[:12]}"
-
-    def codes(self, terms: Terms) -> tuple[int, int, int]:
-        """Return numbers whose sums over the ranks are 0 if actions, settings and present gradients agree."""
-        identity, settings = (terms.weight * code_of(text) for text in (self.identity, self.settings))
-        return identity, settings, code_of_sets(_gradient_sets(terms), list(map(sorted, self.absent)))
-
-
-def _gradient_sets(terms: Terms) -> tuple[RankSets, ...]:
-    """Return the parameters that need a gradient on all ranks of a set or on none."""
-    return (*terms.copies, *terms.local_shards)
-
-
-def absent_of(terms: Terms, groups: Sequence[Group]) -> tuple[frozenset[int], ...]:
-    """Return, for each entry of `_gradient_sets`, which parameters of the terms have no gradient on this rank now.
-
-    By their positions, because two may have one name.
-    """
-
-    def is_absent(i: int) -> bool:
-        number, position = terms.group_positions[i]
-        return groups[number]["params"][position].grad is None
-
-    return tuple(frozenset(filter(is_absent, each.positions)) for each in _gradient_sets(terms))
+from .checksums import codes_of_scales
+from .statement import Statement, difference_of_gradients, first_difference
 
 
 class Sums(NamedTuple):
@@ -76,7 +31,7 @@ class Sums(NamedTuple):
     scales: int  # codes of the gradient scale
     actions: int
     settings: int
-    gradients: int  # codes of which parameters have one
+    gradients: int  # codes of which parameters have one, and of those that are redistributed
     new: int  # ranks that have not met the others with this plan
 
     @property
@@ -153,20 +108,25 @@ class Meeting:
         if sums.actions:
             return self._in_words(statements)
         if sums.settings:
-            first, odd = _first_difference(statements, lambda statement: statement.settings)
+            first, odd = first_difference(statements, lambda statement: statement.settings)
             return difference_of_settings(self.terms, {rank: statements[rank].settings for rank in (first, odd)})
         if sums.scales:
-            first, odd = _first_difference(statements, lambda statement: statement.grad_scale)
+            first, odd = first_difference(statements, lambda statement: statement.grad_scale)
             one, other = (statements[rank].grad_scale for rank in (first, odd))
             return (
                 f"ranks had different gradient scales for {self._names}: rank {first} had {one}, rank {odd} had "
                 f"{other}; give all scalers one scale with scaler.update(new_scale)"
             )
-        return _absent_somewhere(statements, self.terms)
+        return difference_of_gradients(statements, self.terms)
 
     def all_are_new(self) -> bool:
-        """Return whether none of the ranks has met the others with this plan; the host waits."""
-        return self._result().new == len(self.ranks)
+        """Return whether none of the ranks has met the others with this plan; the host waits if this one has not."""
+        return not self._statement.has_met and self._result().new == len(self.ranks)
+
+    def all_know_it_is_skipped(self) -> bool:
+        """Return whether all ranks know by now that gradients overflow or ranks disagree, so that nothing changes."""
+        is_known_to_all = self.is_known or self.all_are_new()
+        return is_known_to_all and any(self._result()[:-1])
 
     def agrees(self) -> bool:
         """Return whether all ranks do the same; the host waits."""
@@ -176,7 +136,7 @@ class Meeting:
         return Sums(*self._sums.read())
 
     def _in_words(self, statements: Mapping[int, Statement]) -> str:
-        first, odd = _first_difference(statements, lambda statement: statement.identity)
+        first, odd = first_difference(statements, lambda statement: statement.identity)
         numbered = {rank: statements[rank].has_number for rank in (first, odd)}
         hint = ""
         if not any(numbered.values()):
@@ -210,25 +170,3 @@ def raise_disputes(meetings: Iterable[Meeting], cure: str = "") -> None:
             f"the ranks did not take the same step, and nothing that they share was changed: {'; '.join(disputes)}"
             f"{cure}"
         )
-
-
-def _first_difference(statements: Mapping[int, Statement], aspect: Callable[[Statement], Any]) -> tuple[int, int]:
-    """Return the first rank, and the first rank that differs from it in this aspect (the last rank if none does)."""
-    first, *others = statements
-    odd = (rank for rank in others if aspect(statements[rank]) != aspect(statements[first]))
-    return first, next(odd, others[-1])
-
-
-def _absent_somewhere(statements: Mapping[int, Statement], terms: Terms) -> str:
-    """Return a text that names a parameter that only some ranks of a set had a gradient of."""
-    for number, entry in enumerate(_gradient_sets(terms)):
-        absent = {rank: statements[rank].absent[number] for ranks in entry.sets for rank in ranks}
-        for position, ranks in itertools.product(sorted(set().union(*absent.values())), entry.sets):
-            without = [rank for rank in ranks if position in absent[rank]]
-            if 0 < len(without) < len(ranks):
-                having = [rank for rank in ranks if rank not in without]
-                is_copy = number < len(terms.copies)
-                name, remedy = terms.names[position], "" if is_copy else _GIVE_ZEROS
-                what = "one part of " if is_copy else ""
-                return f"of {what}{name}, ranks {having} had a gradient and ranks {without} had none{remedy}"
-    raise AssertionError(f"rank {this_rank()} received a difference that does not exist")

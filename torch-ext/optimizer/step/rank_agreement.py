@@ -19,7 +19,8 @@ from ..plan.process_groups import Ranks, all_reduce_max_, offer_groups
 from ..plan.terms import Terms
 from ..rules.scaling import UNSCALED, GradientScaling, Scalings
 from .copies import differences_of_copies
-from .meeting import Meeting, Statement, absent_of, raise_disputes
+from .meeting import Meeting, raise_disputes
+from .statement import Statement, absent_of, redistributed_of
 
 _SERIALS = itertools.count()
 _LIVING: weakref.WeakSet[RankAgreement] = weakref.WeakSet()
@@ -61,8 +62,7 @@ class RankAgreement:
         self._registered: dict[Ranks, Registration] = {}
         self._steps: Counter[Ranks] = Counter()  # that each set of ranks has taken together
         self._compared: set[Ranks] = set()  # sets of ranks that have compared their copies
-        self._uncompared: Sequence[Meeting] = ()  # of this step
-        self._read: Sequence[Meeting] = ()  # of this step
+        self._meetings: Sequence[Meeting] = ()  # of this step
 
     def follow(self, terms: Mapping[Ranks, Terms], groups: Iterable[dist.ProcessGroup]) -> None:
         """Store the digests of a new plan, and the process `groups` of its meshes, in which ranks may meet."""
@@ -71,21 +71,26 @@ class RankAgreement:
 
     def meet(self, act: str, terms: Mapping[Ranks, Terms], groups: Sequence[Group]) -> None:
         """Raise ValueError or RuntimeError unless all ranks that share parameters do `act` with the same plan."""
-        meetings, _ = self._meet(act, terms, groups, UNSCALED)
+        meetings, _ = self._meet(act, terms, groups, UNSCALED, {})
         read_all(terms)
         raise_disputes(meetings)
 
-    def begin_step(self, terms: Mapping[Ranks, Terms], groups: Sequence[Group], scaling: GradientScaling) -> Scalings:
+    def begin_step(
+        self,
+        terms: Mapping[Ranks, Terms],
+        groups: Sequence[Group],
+        scaling: GradientScaling,
+        layouts: Mapping[Tensor, str],
+    ) -> Scalings:
         """Return `scaling` as agreed by each set of ranks that share parameters; all of them must call it.
 
+        `layouts` say of some parameters how their gradients lie before the step redistributes them.
         Gradients overflow on all ranks of a set or on none. If ranks disagree, their gradients count as overflowing, so
         nothing that they share changes; `end_step` reports it. Raises the errors of `meet`.
         """
-        meetings, overflows = self._meet("step", terms, groups, scaling)
-        for meeting in meetings:
+        self._meetings, overflows = self._meet("step", terms, groups, scaling, layouts)
+        for meeting in self._meetings:
             meeting.count_(self._steps)
-        self._read = [meeting for meeting in meetings if meeting.is_known]
-        self._uncompared = [meeting for meeting in meetings if meeting.ranks not in self._compared]
         shared = {ranks: scaling._replace(found_inf=overflow) for ranks, overflow in overflows.items()}
         return Scalings({None: scaling, **shared})
 
@@ -96,7 +101,7 @@ class RankAgreement:
         between the steps of others, do not wait for each other: they compare at the next step. Later ones compare
         nothing.
         """
-        waiting, self._uncompared = self._uncompared, ()
+        waiting = [meeting for meeting in self._meetings if meeting.ranks not in self._compared]
         terms = {meeting.ranks: meeting.terms for meeting in waiting if meeting.agrees()}
         if not terms:
             return
@@ -115,18 +120,28 @@ class RankAgreement:
             raise errors[0]
         self._compared.update(terms)
 
+    def skipping(self) -> set[Ranks]:
+        """Return the sets of ranks all of which know by now that this step changes nothing that they share."""
+        return {meeting.ranks for meeting in self._meetings if meeting.all_know_it_is_skipped()}
+
     def end_step(self, released: bool) -> None:
         """Raise RuntimeError, which names the ranks and the difference, if it is already known that ranks disagreed.
 
         If gradients were `released`, it says so: another step without a backward pass would lack them.
         """
-        known, self._read = self._read, ()
+        known = [meeting for meeting in self._meetings if meeting.is_known]
+        self._meetings = ()
         raise_disputes(
             known, "; release_grads=True has freed gradients: run the backward pass again" if released else ""
         )
 
     def _meet(
-        self, act: str, terms: Mapping[Ranks, Terms], groups: Sequence[Group], scaling: GradientScaling
+        self,
+        act: str,
+        terms: Mapping[Ranks, Terms],
+        groups: Sequence[Group],
+        scaling: GradientScaling,
+        layouts: Mapping[Tensor, str],
     ) -> tuple[list[Meeting], dict[Ranks, Tensor]]:
         read_all(terms)
         # Not when it is planned: a rank may make or plan some optimizer that the others do not, but here all meet.
@@ -139,12 +154,12 @@ class RankAgreement:
             name = f"new optimizer {self._seniority(ranks)}" if known is None else f"optimizer {known.number}"
             absent, step = (absent_of(shared, groups), self._steps[ranks] + 1) if act == "step" else ((), None)
             settings = shared.settings(groups)
-            statement = Statement(act, step, name, known is not None, not is_new, shared.digest, settings, absent)
+            gradients = absent, redistributed_of(shared, groups, layouts)
+            statement = Statement(act, step, name, known is not None, not is_new, shared.digest, settings, *gradients)
             meeting = Meeting(ranks, shared, statement)
             overflows[ranks] = meeting.overflow(scaling)
             meetings.append(meeting)
-            all_are_new = is_new and meeting.all_are_new()
-            if all_are_new:
+            if meeting.all_are_new():
                 first_met.append((ranks, shared))
             elif not meeting.is_known:
                 _keep_unread(meeting)
