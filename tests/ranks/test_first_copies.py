@@ -186,3 +186,53 @@ def test_an_error_reaches_ranks_whose_copies_are_equal(pools):
     """They would wait for the others in their step."""
     for rank, error in enumerate(pools(4).run(odd_pair)):
         assert ("c.bias differs between ranks" if rank > 1 else FROM_OTHERS) in error
+
+
+def local_mistakes(kernel):
+    """Vectors of ranks 0 and 1, and 1 and 2: the first ones differ, and rank 2 has no gradient of the second.
+
+    Return the errors of the first step, and of the next one when both mistakes are mended.
+    """
+    named, rank = [], dist.get_rank()
+    for name, ranks in {"a": (0, 1), "b": (1, 2)}.items():
+        mesh, values = DeviceMesh("cpu", list(ranks)), torch.full((8,), float(name == "a" and rank == 1))
+        named.append((f"{name}.bias", nn.Parameter(DTensor.from_local(values, mesh, [Replicate()], run_check=False))))
+    optimizer = kernel.Muon(named)
+    mine = [p for (_, p), ranks in zip(named, ((0, 1), (1, 2))) if rank in ranks]
+    for p in [] if rank == 2 else mine:
+        p.grad = torch.ones_like(p)
+    first = error_of(optimizer.step)
+    local(named[0][1].detach()).zero_()
+    return first, step(optimizer, mine)
+
+
+@pytest.mark.filterwarnings("ignore:Muon has no matrix")
+@pytest.mark.filterwarnings("ignore:no parameter has a gradient")
+def test_two_mistakes_at_once_make_nobody_wait(pools):
+    """The rank that both concern says the first; the one that it tells has an error, too."""
+    (first, *_), (middle, *_), (last, *_) = results = pools(3).run(local_mistakes)
+    assert "a.bias differs between ranks" in first == middle and FROM_OTHERS in last
+    assert [mended for _, mended in results] == [None] * 3
+
+
+def copies_added_later(kernel, case: Case):
+    """Ranks 0 and 1 add a vector of which they have unlike copies; return the errors of that step and the next."""
+    optimizer, params = made(kernel, case)
+    assert step(optimizer, params) is None
+    added = []
+    if dist.get_rank() < 2:
+        values = torch.full((8,), float(dist.get_rank()))
+        mesh = DeviceMesh("cpu", [0, 1])
+        added = [nn.Parameter(DTensor.from_local(values, mesh, [Replicate()], run_check=False))]
+        optimizer.add_param_group({"params": [("added.bias", *added)]})
+    first = step(optimizer, [*params, *added])
+    for p in added:
+        local(p.detach()).zero_()
+    return first, step(optimizer, [*params, *added])
+
+
+def test_a_step_that_only_some_ranks_have_taken_is_said_at_the_next(pools):
+    """Ranks 2 and 3 have taken it: what they share with the others differs from then on."""
+    for rank, (first, second) in enumerate(pools(4).run(copies_added_later, CASES["hsdp"])):
+        assert first is None if rank > 1 else "added.bias differs between ranks" in first
+        assert "one has taken a step in which the other had an error" in second

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.support.pieces import mesh_of
@@ -106,105 +106,3 @@ def test_convolution_sharded_along_its_kernel_raises(pools, conv_mode):
     for text in pools(2).run(raised_for, "a.weight", (8, 8, 2, 3), [Shard(2)], {"conv_mode": conv_mode}):
         assert "a.weight" in text
         assert "[2]" in text
-
-
-def stepped_with_gradients(kernel, placements, dtype=torch.float32):
-    """Return the whole parameters, a matrix and a bias, after a step whose gradients have these placements."""
-    mesh, rank = mesh_of((2,)), dist.get_rank()
-    params = {"up.weight": (8, 6), "up.bias": (8,)}
-    for name, shape in params.items():
-        parts = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
-        start, gradient = torch.ones(shape, dtype=dtype), sum(parts)
-        p = nn.Parameter(distribute_tensor(start, mesh, [Shard(0)], src_data_rank=None))
-        p.grad_dtype = torch.float32
-        if placements == [Partial()]:
-            p.grad = DTensor.from_local(parts[rank], mesh, placements, run_check=False)
-        else:
-            p.grad = distribute_tensor(gradient, mesh, placements, src_data_rank=None)
-        params[name] = p
-    before = {name: p.grad.to_local().clone() for name, p in params.items()}
-    kernel.Muon(params.items()).step()
-    unchanged = all(torch.equal(p.grad.to_local(), before[name]) for name, p in params.items())
-    return [p.full_tensor().detach() for p in params.values()], unchanged
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("placements", [[Partial()], [Replicate()]], ids=str)
-def test_gradients_are_brought_to_where_their_parameters_are(pools, placements, dtype):
-    """Tensor parallelism gives such ones: of norms in sequence parallelism, and of an embedding cut by rows.
-
-    They are in float32, in which their terms are added.
-    """
-    expected, _ = pools(2).run(stepped_with_gradients, [Shard(0)], dtype)[0]
-    for params, unchanged in pools(2).run(stepped_with_gradients, placements, dtype):
-        assert unchanged and all(map(torch.equal, params, expected))
-
-
-def error_of_a_partial_gradient_on_one_rank(kernel) -> str:
-    p = nn.Parameter(distribute_tensor(torch.ones(8), mesh_of((2,)), [Replicate()], src_data_rank=None))
-    optimizer = kernel.Muon([("up.bias", p)])
-    if dist.get_rank() == 0:
-        p.grad = DTensor.from_local(torch.ones(8), mesh_of((2,)), [Partial()], run_check=False)
-    try:
-        optimizer.step()
-    except RuntimeError as error:
-        return str(error)
-
-
-def test_a_partial_gradient_on_one_rank_makes_nobody_wait(pools):
-    for text in pools(2).run(error_of_a_partial_gradient_on_one_rank):
-        assert "of up.bias, ranks [0] had a gradient and ranks [1] had none" in text
-
-
-UNLIKE = {
-    "layouts": (([Partial()], torch.float32), ([Replicate()], torch.float32)),
-    "dtypes": (([Partial()], torch.float32), ([Partial()], torch.bfloat16)),
-    "one lies like its parameter": (([Partial()], torch.float32), ([Shard(0)], torch.float32)),
-    "one is missing": (([Partial()], torch.float32), None),
-}
-
-
-def error_of_unlike_gradients(kernel, forms, steps_before: int) -> tuple[str, bool]:
-    """Return the error of a step whose gradient has another form on each rank, and whether it changed the parameter."""
-    mesh = mesh_of((2,))
-    p = nn.Parameter(distribute_tensor(torch.ones(8, 6), mesh, [Shard(0)], src_data_rank=None))
-    p.grad_dtype = None  # any
-    optimizer = kernel.Muon([("up.weight", p)])
-    for form in (*[([Shard(0)], torch.float32)] * steps_before, forms[dist.get_rank()]):
-        before, p.grad = p.to_local().clone(), None
-        if form is not None:
-            p.grad = distribute_tensor(torch.ones(8, 6, dtype=form[1]), mesh, [Replicate()], src_data_rank=None)
-            local = p.grad.to_local() if form[0] != [Shard(0)] else torch.ones(4, 6, dtype=form[1])
-            p.grad = DTensor.from_local(local, mesh, form[0], run_check=False)
-        try:
-            optimizer.step()
-        except RuntimeError as error:
-            return str(error), torch.equal(p.to_local(), before)
-    return "", False
-
-
-@pytest.mark.parametrize("steps_before", [0, 1])
-@pytest.mark.parametrize("forms", UNLIKE.values(), ids=UNLIKE)
-def test_gradients_that_ranks_would_redistribute_in_unlike_ways_make_nobody_wait(pools, forms, steps_before):
-    for text, is_unchanged in pools(2).run(error_of_unlike_gradients, forms, steps_before):
-        assert "unlike gradients of up.weight: rank 0 had (Partial(sum),) in torch.float32, rank 1 had" in text
-        assert is_unchanged
-
-
-def step_with_a_gradient_on_another_mesh(kernel):
-    """Return the error of a step whose gradient is on another mesh, and whether the parameter stayed."""
-    p = nn.Parameter(DTensor.from_local(torch.ones(4, 6), mesh_of((2,)), [Shard(0)], run_check=False))
-    before = p.to_local().clone()
-    optimizer = kernel.Muon([("up.weight", p)])
-    elsewhere = DTensor.from_local(torch.ones(4, 6), mesh_of((2, 1)), [Shard(0), Replicate()], run_check=False)
-    p.grad = elsewhere
-    try:
-        optimizer.step()
-    except ValueError as error:
-        return str(error), torch.equal(p.to_local(), before)
-
-
-def test_a_gradient_on_another_mesh_raises(pools):
-    """It raises before anything moves."""
-    for text, unmoved in pools(2).run(step_with_a_gradient_on_another_mesh):
-        assert "full_tensor()" in text and unmoved

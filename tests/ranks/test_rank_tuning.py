@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from unittest import mock
 
 import pytest
@@ -13,6 +14,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from tests.support.rank_measurements import CPU, SIZE, TABLES, fsdp, measuring
 from tests.support.rank_pool import JobError
+from tests.support.refusals import error_of
 from tests.tuning.conftest import TableClock
 
 
@@ -238,3 +240,18 @@ def test_unknown_copies_keep_their_default(fresh_pool):
     for measured, alone, known, after in fresh_pool.run(plain_parameters):
         assert not measured and "by default" in alone[0] and alone == after
         assert "measured by rank 0" in known[0]
+
+
+def less_to_measure(kernel):
+    """Nothing can be measured on rank 1, as where Triton does not run; return the error of the warm-up."""
+    tuning = kernel.step.rank_tuning
+    with measuring(kernel, "NATIVE"):
+        optimizer, _ = fsdp(kernel, SIZE)
+        missing = mock.patch.object(tuning, "tasks_of", lambda *_: [])
+        with missing if dist.get_rank() == 1 else contextlib.nullcontext():
+            return error_of(lambda: optimizer.warmup(lambda *_: None))
+
+
+def test_ranks_that_cannot_measure_the_same_say_so_before_the_warm_up(fresh_pool):
+    for error in fresh_pool.run(less_to_measure):
+        assert "rank 0 has to measure here: cpu_products bfloat16 24 x 40, rank 1 has to measure here: nothing" in error

@@ -13,11 +13,13 @@ import torch.distributed as dist
 from torch import nn
 
 
-def terms_of_three(kernel, failed="failed here: nothing"):
+def terms_of_three(kernel, kernels="failed here: nothing"):
     """Terms of a, b and c, each in a group of its own, with what `Terms.settings` reads."""
     terms = kernel.plan.terms.Terms
     unused = dict.fromkeys(terms._fields)
-    return terms(**{**unused, "failed": failed, "names": ("a", "b", "c"), "group_positions": ((0, 0), (1, 0), (2, 0))})
+    return terms(
+        **{**unused, "kernels": kernels, "names": ("a", "b", "c"), "group_positions": ((0, 0), (1, 0), (2, 0))}
+    )
 
 
 def described(kernel, one, other, failed=("failed here: nothing",) * 2):
@@ -49,8 +51,7 @@ def test_the_error_tells_a_number_from_one_in_a_tensor_on_a_device(kernel):
 def test_the_error_tells_kernels_that_failed_from_settings(kernel):
     failed = "failed here: nothing", "failed here: gemm"
     assert described(kernel, [{}] * 3, [{}] * 3, failed) == (
-        "not the same kernels for a, b, c failed their proof: rank 0 has failed here: nothing, rank 2 has failed here: "
-        "gemm"
+        "ranks do not have the same kernels for a, b, c: rank 0 has failed here: nothing, rank 2 has failed here: gemm"
     )
 
 

@@ -54,7 +54,7 @@ from .step.master_weights import load_master_weights, master_weights
 from .step.metrics import gradient_norms, update_metrics
 from .step.planned import Planned
 from .step.rank_agreement import RankAgreement, read_all
-from .step.rank_tuning import measure_stages
+from .step.rank_tuning import measure_stages, to_measure
 from .step.recipe import StepContext, snapshot
 from .step.state import checked_parameters, copy_loaded_
 from .step.traced import handle_of, is_traceable, traced_step
@@ -411,9 +411,11 @@ class Muon(Optimizer):
         """
         check_call(budget, progress)
         self._graphs.drop()  # what has changed, or is measured now, decides which ones there are
+        plan = self._current_plan()
         # Ranks may differ in which kernels have failed: the stages tell all ranks about all failures.
-        terms = {ranks: shared._replace(failed="") for ranks, shared in self._current_plan().terms.items()}
-        self._agreement.meet("warm-up", terms, self.param_groups)
+        terms = {ranks: shared._replace(kernels=to_measure(ranks, plan)) for ranks, shared in plan.terms.items()}
+        with self._planned.agreeing_(self.state):
+            self._agreement.meet("warm-up", terms, self.param_groups)
         tuner = Tuner(budget)
         phases = (
             lambda: connect_stages(self._planned.plan),
@@ -434,7 +436,8 @@ class Muon(Optimizer):
         """
         self._check_last_step()
         terms = self._current_plan().terms
-        self._agreement.meet("check_copies", terms, self.param_groups)
+        with self._planned.agreeing_(self.state):
+            self._agreement.meet("check_copies", terms, self.param_groups)
         check_copies(terms, self.param_groups, self.state)
 
     @torch.inference_mode(False)  # As for a step.
@@ -593,10 +596,12 @@ class Muon(Optimizer):
         if self._clip is not None:
             self._clip.begin_step()
         layouts = layouts_of(gradients, elsewhere, premises.params)
-        scalings = self._agreement.begin_step(plan.terms, self.param_groups, scaling, layouts)
+        with self._planned.agreeing_(self.state):
+            scalings = self._agreement.begin_step(plan.terms, self.param_groups, scaling, layouts)
         self._agreement.compare_copies(self.param_groups, self.state)
         if elsewhere:
             redistribute_(gradients, elsewhere, premises.params, self._agreement.skipping())
+        self._agreement.count_step()
         with self._change.running(), ExitStack() as stack:
             for device_type in filter(autocasts, premises.device_types):
                 stack.enter_context(without_autocast(device_type))

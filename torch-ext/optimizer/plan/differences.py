@@ -54,7 +54,7 @@ def _broadcast(lines: Sequence[str], rank: int, group: dist.ProcessGroup, device
 def difference_of_settings(terms: Terms, settings: Mapping[int, str]) -> str:
     """Return a text that says how the `Terms.settings` of two ranks, which are unlike, differ."""
     ranks, texts = zip(*settings.items())
-    (failed, *lines), (failed_there, *lines_there) = (text.split(BETWEEN_LINES) for text in texts)
+    (kernels, *lines), (kernels_there, *lines_there) = (text.split(BETWEEN_LINES) for text in texts)
     differing = [
         (name, _only_in(here, there), _only_in(there, here))
         for name, here, there in zip(terms.names, _of_each(lines), _of_each(lines_there))
@@ -62,8 +62,8 @@ def difference_of_settings(terms: Terms, settings: Mapping[int, str]) -> str:
     ]
     if not differing:
         return (
-            f"not the same kernels for {listed(terms.names)} failed their proof: rank {ranks[0]} has {failed}, rank "
-            f"{ranks[1]} has {failed_there}"
+            f"ranks do not have the same kernels for {listed(terms.names)}: rank {ranks[0]} has {kernels}, rank "
+            f"{ranks[1]} has {kernels_there}"
         )
     _, *had = differing[0]
     names = listed([name for name, *pieces in differing if pieces == had])

@@ -129,6 +129,8 @@ def explaining_timeouts(what: str, names: str = "") -> Iterator[None]:
     """Add to a failed collective's error which rank was waiting, for what, and of which parameters."""
     try:
         yield
+    except torch.OutOfMemoryError:  # a RuntimeError, for which no other rank can be blamed
+        raise
     except RuntimeError as error:
         raise RuntimeError(
             f"rank {this_rank()} failed while it waited for the other ranks' {what}{names and f' of {names}'}: a rank "

@@ -37,7 +37,7 @@ class Terms(NamedTuple):
     """What the ranks that share some parameters must agree about: one common line, and a line for each parameter."""
 
     common_line: str
-    failed: str  # kernels that failed their proof on this rank, so it uses others; not part of the digest
+    kernels: str  # that failed on this rank, so it uses others; in a warm-up, that it can measure. Not in the digest
     names: tuple[str, ...]
     lines: tuple[str, ...]
     group_positions: tuple[tuple[int, int], ...]  # of each parameter: the number of its group, and its position there
@@ -48,17 +48,17 @@ class Terms(NamedTuple):
     digest: str  # of the common line and the lines
 
     def settings(self, groups: Sequence[Group]) -> str:
-        """Return the settings that schedulers and users may change between steps, and `failed`, as lines of a text."""
+        """Return the settings that schedulers and users may change between steps, and `kernels`, as lines of a text."""
         of_groups = {number: BETWEEN.join(_shown(_live_settings(groups[number]))) for number, _ in self.group_positions}
         # Ranks may have divided the same parameters into other groups, so neighbours with equal settings are counted.
         runs = itertools.groupby(of_groups[number] for number, _ in self.group_positions)
-        return BETWEEN_LINES.join((self.failed, *(f"{len(list(run))}{BETWEEN}{text}" for text, run in runs)))
+        return BETWEEN_LINES.join((self.kernels, *(f"{len(list(run))}{BETWEEN}{text}" for text, run in runs)))
 
     def with_settings(self, groups: Sequence[Group]) -> list[str]:
         """Return all lines. Those of parameters include the settings that may change between steps."""
         pairs = zip(self.lines, self.group_positions)
         lines = (BETWEEN.join((line, *_shown(_live_settings(groups[number])))) for line, (number, _) in pairs)
-        return [self.common_line, self.failed, *lines]
+        return [self.common_line, self.kernels, *lines]
 
 
 class _Shared(NamedTuple):

@@ -132,6 +132,10 @@ class Meeting:
         """Return whether all ranks do the same; the host waits."""
         return not self._result().disagree
 
+    def is_of_one_step(self) -> bool:
+        """Return whether all ranks are in the same step of the same optimizer; the host waits."""
+        return not self._result().actions
+
     def _result(self) -> Sums:
         return Sums(*self._sums.read())
 

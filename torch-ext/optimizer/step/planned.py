@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+from typing import Any, ContextManager, Optional, Sequence
 
 from torch import Tensor
 
@@ -24,6 +24,7 @@ from .known_state import KnownState
 from .premises import Premises
 from .rank_agreement import RankAgreement
 from .state import bring_states_, check_memory
+from .state_changes import StateChanges
 from .workspace import Workspace, dependencies
 
 
@@ -46,6 +47,7 @@ class Planned:
         self.premises: Optional[Premises] = None  # of the plan
         self.workspace: Optional[Workspace] = None
         self._known_state: Optional[KnownState] = None  # of the plan
+        self._state_changes = StateChanges()  # by plans that other ranks have not agreed with yet
         self._checked_settings: Sequence[Any] = ()
         # By the `id` of a group's list of parameters: the list, and whether the group was made `capturable`.
         self._capturable: dict[int, tuple[list[Tensor], bool]] = {}
@@ -97,6 +99,10 @@ class Planned:
         for group in groups:
             _, group["capturable"] = self._capturable[id(group["params"])]
 
+    def agreeing_(self, state: dict[Tensor, Any]) -> ContextManager[None]:
+        """Return a context for comparing plans among ranks: if it raises, what plans changed of `state` is undone."""
+        return self._state_changes.undone_on_error_(state)
+
     def forget(self) -> None:
         """Have no plan and no workspace until the next refresh."""
         self.synchronize()
@@ -121,7 +127,8 @@ class Planned:
         """Make a plan, after bringing `state` in line with groups in place."""
         self.forget()
         named = [(group, *pair) for group in groups for pair in named_parameters(group)]
-        bring_states_(groups, state, self._replica_ranks)
+        with self._state_changes.recorded(state):
+            bring_states_(groups, state, self._replica_ranks)
         self.plan = make_plan(groups, state, self._exchange, self._replica_ranks, self._common_line())
         self._agreement.follow(self.plan.terms, groups_of(p for *_, p in named))
         if self._clip is not None:

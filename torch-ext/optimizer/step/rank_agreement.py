@@ -89,8 +89,6 @@ class RankAgreement:
         nothing that they share changes; `end_step` reports it. Raises the errors of `meet`.
         """
         self._meetings, overflows = self._meet("step", terms, groups, scaling, layouts)
-        for meeting in self._meetings:
-            meeting.count_(self._steps)
         shared = {ranks: scaling._replace(found_inf=overflow) for ranks, overflow in overflows.items()}
         return Scalings({None: scaling, **shared})
 
@@ -103,9 +101,7 @@ class RankAgreement:
         """
         waiting = [meeting for meeting in self._meetings if meeting.ranks not in self._compared]
         terms = {meeting.ranks: meeting.terms for meeting in waiting if meeting.agrees()}
-        if not terms:
-            return
-        differences = differences_of_copies(terms, groups, state, with_frozen=False)
+        differences = differences_of_copies(terms, groups, state, with_frozen=False) if terms else ""
         errors: list[Exception] = []
         if differences:
             errors.append(
@@ -115,14 +111,23 @@ class RankAgreement:
                     "rank to the others. Parameters that each rank has for itself need an optimizer without `exchange`"
                 )
             )
-        errors += _errors_elsewhere(sorted(terms.items()), bool(errors))
+        # Also ranks that disagree, which else would update what they share with further ranks.
+        here = [(meeting.ranks, meeting.terms) for meeting in waiting if meeting.is_of_one_step()]
+        errors += _errors_elsewhere(sorted(here), bool(errors))
         if errors:
+            for ranks, _ in here:
+                _UNREAD.pop(ranks, None)  # all of these ranks have an error already
             raise errors[0]
         self._compared.update(terms)
 
     def skipping(self) -> set[Ranks]:
         """Return the sets of ranks all of which know by now that this step changes nothing that they share."""
         return {meeting.ranks for meeting in self._meetings if meeting.all_know_it_is_skipped()}
+
+    def count_step(self) -> None:
+        """Count the step. Where a rank has failed before this, the next meeting finds that others have counted more."""
+        for meeting in self._meetings:
+            meeting.count_(self._steps)
 
     def end_step(self, released: bool) -> None:
         """Raise RuntimeError, which names the ranks and the difference, if it is already known that ranks disagreed.

@@ -13,6 +13,7 @@ from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
 from ..kernels.machine import Key, key_of
 from ..kernels.measurement_file import Need
 from ..kernels.measurements import Agreed, agree, agreement, all_failed, has_failed, own_measurement, record_failures
+from ..kernels.products import triton_fault
 from ..parameters.groups import listed
 from ..plan.batches import grouped
 from ..plan.matrix import Matrix
@@ -52,6 +53,15 @@ def measure_stages(plan: Plan, tuner: Tuner) -> list[Stage]:
     return [*stages, tuner.summary] if stages else []
 
 
+def to_measure(ranks: Ranks, plan: Plan) -> str:
+    """Return in words what can be measured here for matrices of these ranks, which must be the same on all of them."""
+    tasks = _tasks_among(ranks, plan)
+    needs = sorted({f"{need.kernel} {need.dtype} {need.m} x {need.k}" for need in (task.need for task in tasks)})
+    devices = {matrix.parameter.device for matrix in _matrices_among(ranks, plan)}
+    faults = "".join(f"; Triton fails ({fault})" for fault in sorted(filter(None, map(triton_fault, devices))))
+    return f"to measure here: {', '.join(needs) or 'nothing'}{faults}"
+
+
 def ordered(sets: Iterable[Ranks]) -> list[Ranks]:
     """Return sets of ranks in the order in which all ranks walk them: one that holds others comes before them."""
     return sorted(sets, key=lambda ranks: (-len(ranks), ranks))
@@ -68,11 +78,18 @@ def tasks_of_matrices(matrices: Sequence[Matrix]) -> list[Task]:
 
 
 def _stages_of(ranks: Ranks, plan: Plan, tuner: Tuner) -> list[Stage]:
-    shared = [matrix for matrices in plan.matrices for matrix in matrices if matrix.parameter.sharers == ranks]
-    tasks = [task for task in tasks_of_matrices(shared) if key_of(task.device) is not None]
+    tasks = _tasks_among(ranks, plan)
     agreement = TuningAgreement(ranks, tasks, tuner, listed(plan.terms[ranks].names))
     settling = [partial(agreement.settle, number) for number in range(len(tasks))]
     return [agreement.compare, *settling] if tasks else []
+
+
+def _tasks_among(ranks: Ranks, plan: Plan) -> list[Task]:
+    return [task for task in tasks_of_matrices(_matrices_among(ranks, plan)) if key_of(task.device) is not None]
+
+
+def _matrices_among(ranks: Ranks, plan: Plan) -> list[Matrix]:
+    return [matrix for matrices in plan.matrices for matrix in matrices if matrix.parameter.sharers == ranks]
 
 
 class TuningAgreement:

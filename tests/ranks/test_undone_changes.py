@@ -1,0 +1,118 @@
+"""One rank alone changes what the plan depends on: the step fails on all ranks, and its state is as it was before."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from tests.support.backends import on_every_backend
+from tests.support.inside import muon_settings
+from tests.support.pieces import mesh_of
+from tests.support.refusals import error_of
+
+PLACEMENTS = {"copies": [Replicate()], "shards": [Shard(0)]}
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def made(kernel, placements, settings: dict[str, Any], dtype: torch.dtype = torch.float32):
+    """Return an optimizer of a matrix, a frozen matrix and a frozen vector, and these."""
+    shapes = {"a.weight": (8, 64), "b.weight": (8, 64), "b.bias": (8,)}
+    wholes = {name: torch.randn(size, generator=torch.Generator().manual_seed(1)) for name, size in shapes.items()}
+    named = {
+        name: nn.Parameter(distribute_tensor(whole.to(dtype), mesh_of((2,)), placements, src_data_rank=None))
+        for name, whole in wholes.items()
+    }
+    for name in ("b.weight", "b.bias"):
+        named[name].requires_grad_(False)
+    return kernel.Muon(named.items(), lr=0.1, **muon_settings(kernel, settings)), named
+
+
+def step(optimizer, named: dict[str, nn.Parameter]) -> str | None:
+    for p in named.values():
+        p.grad = torch.ones_like(p) if p.requires_grad else None
+    return error_of(optimizer.step)
+
+
+def contents(optimizer, named: dict[str, nn.Parameter]) -> dict[tuple[str, str], torch.Tensor]:
+    return {
+        (name, key): local(value).clone()
+        for name, p in named.items()
+        for key, value in optimizer.state.get(p, {}).items()
+    }
+
+
+def changed_on_one_rank(kernel, placements, name: str):
+    """Return the error of the step, whether the state is as before it, and the errors of later actions."""
+    settings, dtype, change, back = CASES[name]
+    optimizer, named = made(kernel, placements, settings, dtype)
+    assert step(optimizer, named) is None
+    before = contents(optimizer, named)
+    if dist.get_rank() == 0:
+        change(optimizer, named)
+        optimizer.explain()  # makes the plan, so the state is another one before the ranks meet
+    error = step(optimizer, named)
+    after = contents(optimizer, named)
+    if dist.get_rank() == 0:
+        back(optimizer, named)
+    is_same = before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+    return error, is_same, [step(optimizer, named), error_of(optimizer.check_copies)]
+
+
+def setting(key: str, value: Any) -> Callable:
+    def change(optimizer, _) -> None:
+        optimizer.param_groups[0][key] = value
+
+    return change
+
+
+def without_the_matrix(optimizer, _) -> None:
+    for key in ("params", "param_names"):
+        optimizer.param_groups[0][key].pop(0)
+
+
+def with_the_matrix(optimizer, named) -> None:
+    optimizer.param_groups[0]["params"].insert(0, named["a.weight"])
+    optimizer.param_groups[0]["param_names"].insert(0, "a.weight")
+
+
+def trained(name: str, is_trained: bool) -> Callable:
+    def change(_, named) -> None:
+        named[name].requires_grad_(is_trained)
+
+    return change
+
+
+MOMENTS, SPLIT, EIGHT_BITS = {"second_moment": "rows"}, {"master_weights": "split"}, {"momentum_dtype": "int8"}
+CASES = {
+    "no second moments": (MOMENTS, torch.float32, setting("second_moment", "none"), setting("second_moment", "rows")),
+    "no master weights": (SPLIT, torch.bfloat16, setting("master_weights", None), setting("master_weights", "split")),
+    "momentum in 8 bits": ({}, torch.float32, setting("momentum_dtype", "int8"), setting("momentum_dtype", None)),
+    "no momentum in 8 bits": (
+        EIGHT_BITS,
+        torch.float32,
+        setting("momentum_dtype", None),
+        setting("momentum_dtype", "int8"),
+    ),
+    "AdamW": ({}, torch.float32, setting("use_muon", False), setting("use_muon", True)),
+    "a parameter taken out": ({}, torch.float32, without_the_matrix, with_the_matrix),
+    "a matrix thawed": ({}, torch.float32, trained("b.weight", True), trained("b.weight", False)),
+    "a vector thawed": ({}, torch.float32, trained("b.bias", True), trained("b.bias", False)),
+}
+
+
+@on_every_backend()
+@pytest.mark.filterwarnings("ignore:Muon has no matrix")
+@pytest.mark.parametrize("placements", PLACEMENTS.values(), ids=PLACEMENTS)
+@pytest.mark.parametrize("name", CASES)
+def test_a_change_on_one_rank_alone_leaves_no_trace(pools, name, placements):
+    for error, is_same, later in pools(2).run(changed_on_one_rank, placements, name):
+        assert "ranks disagree about what they update" in error
+        assert is_same and later == [None, None]

@@ -1,0 +1,67 @@
+"""What new plans have changed in the state, kept until ranks agree about the plan, so that it can be undone.
+
+If a user changes a setting on one rank alone, the new plan may drop second moments there, and the step fails because
+the other ranks have another plan. When the user sets it back, the moments must be back, too.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Iterator, Mapping, NamedTuple, Optional
+
+from torch import Tensor
+
+Entry = Mapping[str, Any]  # what a state has of one parameter
+
+
+class _Change(NamedTuple):
+    p: Tensor
+    before: Optional[Entry]
+    after: Optional[Entry]
+
+
+class StateChanges:
+    """The entries of a state that new plans have changed, as they were and as they became."""
+
+    def __init__(self):
+        self._changes: list[_Change] = []
+
+    @contextmanager
+    def recorded(self, state: dict[Tensor, Any]) -> Iterator[None]:
+        """Record which entries of `state` change inside, also if that raises."""
+        before = _entries(state)
+        try:
+            yield
+        finally:
+            after = _entries(state)
+            changes = (_Change(p, before.get(p), after.get(p)) for p in {**before, **after})
+            self._changes += [change for change in changes if not _are_same(change.before, change.after)]
+
+    @contextmanager
+    def undone_on_error_(self, state: dict[Tensor, Any]) -> Iterator[None]:
+        """If what runs inside raises, undo in place what was recorded of `state`; if not, forget it."""
+        try:
+            yield
+        except BaseException:
+            self._undo_(state)
+            raise
+        finally:
+            self._changes.clear()
+
+    def _undo_(self, state: dict[Tensor, Any]) -> None:
+        for p, before, after in reversed(self._changes):
+            if _are_same(_entries(state).get(p), after):  # else somebody has changed it since
+                state.pop(p, None)
+                state.update({} if before is None else {p: before})
+
+
+def _entries(state: Mapping[Tensor, Any]) -> dict[Tensor, Entry]:
+    """Return copies of the entries, which have the same tensors."""
+    return {p: dict(entry) for p, entry in state.items() if isinstance(p, Tensor) and isinstance(entry, dict)}
+
+
+def _are_same(one: Optional[Entry], other: Optional[Entry]) -> bool:
+    """Return whether two entries have the same objects."""
+    if one is None or other is None:
+        return one is other
+    return one.keys() == other.keys() and all(one[key] is other[key] for key in one)
