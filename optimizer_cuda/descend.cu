@@ -35,6 +35,16 @@ static_assert(sizeof(DescendLaunch) <= kMostParameterBytes);
 // of its own, so that the plain one holds no registers for the others.
 enum class Kind { kPlain, kPlaced, kJoined };
 
+// The dtype of the parameters: halves are joined of bfloat16 and remainders alone.
+template <Kind kind>
+__device__ ScalarType dtype_of_parameters(const DescendLaunch& call) {
+  return kind == Kind::kJoined ? ScalarType::BFloat16 : call.dtypes[kParameter];
+}
+
+__device__ inline char* address_of_remainder(const Matrix<3>& m, int64_t row, int64_t col) {
+  return address(m.views[kRemainder], ScalarType::Short, row, col);
+}
+
 // The step of one matrix.
 template <class T, Kind kind>
 struct Step {
@@ -85,11 +95,13 @@ __device__ void split_chunk(T (&values)[kChunk], T (&remainder)[kChunk]) {
 template <class T, Kind kind>
 __device__ void descend_chunk(const T (&update)[kChunk], const DescendLaunch& call, const Matrix<3>& m, const Box& box,
                               const Chunk& chunk, const Step<T, kind>& step, bool in_chunks) {
-  const auto at = [&](int k) { return address(m.views[k], call.dtypes[k], box.row + chunk.row, box.col + chunk.col); };
+  const ScalarType dtype = dtype_of_parameters<kind>(call);
+  const int64_t row = box.row + chunk.row, col = box.col + chunk.col;
+  char* const at = address(m.views[kParameter], dtype, row, col);
   T parameter[kChunk], remainder[kChunk];
-  load(parameter, call.dtypes[kParameter], at(kParameter), chunk.count, in_chunks);
+  load(parameter, dtype, at, chunk.count, in_chunks);
   if constexpr (kind == Kind::kJoined) {
-    load(remainder, call.dtypes[kRemainder], at(kRemainder), chunk.count, in_chunks);
+    load_as<T, int16_t>(remainder, address_of_remainder(m, row, col), chunk.count, in_chunks);
   }
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) {
@@ -102,9 +114,9 @@ __device__ void descend_chunk(const T (&update)[kChunk], const DescendLaunch& ca
   }
   if constexpr (kind == Kind::kJoined) {
     split_chunk(parameter, remainder);
-    store(remainder, call.dtypes[kRemainder], at(kRemainder), chunk.count, in_chunks);
+    store_as<T, int16_t>(remainder, address_of_remainder(m, row, col), chunk.count, in_chunks);
   }
-  store(parameter, call.dtypes[kParameter], at(kParameter), chunk.count, in_chunks);
+  store(parameter, dtype, at, chunk.count, in_chunks);
 }
 
 template <class T>
@@ -118,15 +130,16 @@ __device__ void load_updates(T (&update)[kChunk], const DescendLaunch& call, con
 template <class T, Kind kind>
 __device__ void descend_place(T update, const DescendLaunch& call, const Matrix<3>& m, int64_t row, int64_t col,
                               const Step<T, kind>& step) {
-  const auto at = [&](int k) { return address(m.views[k], call.dtypes[k], row, col); };
-  const T parameter = load_one<T>(call.dtypes[kParameter], at(kParameter));
+  const ScalarType dtype = dtype_of_parameters<kind>(call);
+  char* const at = address(m.views[kParameter], dtype, row, col);
+  const T parameter = load_one<T>(dtype, at);
   if constexpr (kind == Kind::kJoined) {
-    const T joined = join<T>({parameter, load_one<T>(call.dtypes[kRemainder], at(kRemainder))});
-    const Halves<T> halves = split(step(joined, update, row, col));
-    store_one(halves.remainder, call.dtypes[kRemainder], at(kRemainder));
-    store_one(halves.upper, call.dtypes[kParameter], at(kParameter));
+    auto* const remainder = reinterpret_cast<int16_t*>(address_of_remainder(m, row, col));
+    const Halves<T> halves = split(step(join<T>({parameter, widen<T>(*remainder)}), update, row, col));
+    *remainder = narrow<int16_t>(halves.remainder);
+    store_one(halves.upper, dtype, at);
   } else {
-    store_one(step(parameter, update, row, col), call.dtypes[kParameter], at(kParameter));
+    store_one(step(parameter, update, row, col), dtype, at);
   }
 }
 

@@ -18,13 +18,14 @@ constexpr int kThreadChunks = kPlaces / kChunk;
 constexpr int kLineChunks = kTileSide / kChunk;
 
 // Calls work(row, col, i) on the calling thread's elements of a box of one square tile, i counting them, neighbouring
-// threads along the dimension in which the tensor lies closer; no division.
-template <class Work>
+// threads along the dimension in which the tensor lies closer; no division. The loop is unrolled kAtOnce times: more
+// than once only where loads of several elements can be on their way together, as each copy looks at dtypes anew.
+template <int kAtOnce = 1, class Work>
 __device__ void for_each_place(const Box& box, const View& view, const Work& work) {
   const bool along_rows = lies_along_rows(view);
   const int lines = along_rows ? box.rows : box.cols, length = along_rows ? box.cols : box.rows;
   const int at = threadIdx.x % kTileSide;
-#pragma unroll
+#pragma unroll kAtOnce
   for (int i = 0; i < kPlaces; ++i) {
     const int line = i * (kThreads / kTileSide) + threadIdx.x / kTileSide;
     if (line < lines && at < length) {
@@ -82,11 +83,11 @@ __device__ void load_tile(Exchange<T>& tile, const View& view, ScalarType dtype,
   } else {
     T values[kPlaces];
     with_stored_for<T>(dtype, [&](auto stored) {
-      for_each_place(box, view, [&](int row, int col, int i) {
+      for_each_place<kPlaces>(box, view, [&](int row, int col, int i) {
         values[i] = widen<T>(*reinterpret_cast<const decltype(stored)*>(from(row, col)));
       });
     });
-    for_each_place(box, view, [&](int row, int col, int i) { tile[row][col] = values[i]; });
+    for_each_place<kPlaces>(box, view, [&](int row, int col, int i) { tile[row][col] = values[i]; });
   }
 }
 
@@ -106,7 +107,7 @@ __device__ void store_tile(const Value& value, const View& view, ScalarType dtyp
         store_as<T, Stored>(values, to(at.row, at.col), at.count, true);
       });
     } else {
-      for_each_place(box, view, [&](int row, int col, int) {
+      for_each_place<4>(box, view, [&](int row, int col, int) {
         *reinterpret_cast<Stored*>(to(row, col)) = narrow<Stored>(value(row, col));
       });
     }

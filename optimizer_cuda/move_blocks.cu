@@ -69,11 +69,11 @@ __device__ void move_runs(const Matrix<2>& m, const Box& box) {
 template <class T>
 __device__ void move_elements(const Matrix<2>& m, const Box& box) {
   __shared__ Exchange<T> tile;
-  for_each_place(box, m.views[kSource], [&](int row, int col, int) {
+  for_each_place<kPlaces>(box, m.views[kSource], [&](int row, int col, int) {
     tile[row][col] = *place<T>(m.views[kSource], box.row + row, box.col + col);
   });
   __syncthreads();
-  for_each_place(box, m.views[kTarget], [&](int row, int col, int) {
+  for_each_place<kPlaces>(box, m.views[kTarget], [&](int row, int col, int) {
     *place<T>(m.views[kTarget], box.row + row, box.col + col) = tile[row][col];
   });
 }

@@ -141,18 +141,19 @@ __device__ void store_as(const T (&from)[kChunk], char* to, int count, bool alig
   }
 }
 
-// `with_stored` without the case of double, unless T is that: a kernel that computes in float has no tensor of doubles.
+// `with_stored` of floating dtypes, without that of double unless T is that: a kernel that computes in float has no
+// tensor of doubles, and each dtype is code of its own.
 template <class T, class Work>
 __device__ auto with_stored_for(ScalarType dtype, const Work& work) {
   if constexpr (std::is_same_v<T, double>) {
-    return with_stored(dtype, work);
-  } else {
-    switch (dtype) {
-      case ScalarType::BFloat16: return work(c10::BFloat16{});
-      case ScalarType::Half: return work(c10::Half{});
-      case ScalarType::Short: return work(int16_t{});
-      default: return work(float{});
+    if (dtype == ScalarType::Double) {
+      return work(double{});
     }
+  }
+  switch (dtype) {
+    case ScalarType::BFloat16: return work(c10::BFloat16{});
+    case ScalarType::Half: return work(c10::Half{});
+    default: return work(float{});
   }
 }
 
