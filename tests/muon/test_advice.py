@@ -61,6 +61,17 @@ def test_what_may_be_a_stack_in_a_stack_or_a_layers_kernel_is_asked_for(kernel):
     assert len(lines) == 1 and lines[0].startswith("experts.proj.weight (96, 96, 7, 7): stacks of matrices, or conv")
 
 
+def test_how_much_muon_has_is_judged_of_all_groups(kernel):
+    """A head is no hidden matrix, and thin ones that are added count beside the matrices that Muon has."""
+    lines, optimizer = warned(lambda: kernel.Muon(parameters(up=(64, 64))))
+    assert lines == []
+    assert warned(lambda: optimizer.add_param_group({"params": parameters(lm_head__weight=(8, 64))}))[0] == []
+    assert warned(lambda: optimizer.add_param_group({"params": parameters(a__weight=(4, 1024))}))[0] == []
+    (line,), _ = warned(lambda: optimizer.add_param_group({"params": parameters(b__weight=(4, 1024))}))
+    assert line.startswith("Muon has 33.3% of the elements of hidden matrices: the fallback updates 2 parameters")
+    assert warned(lambda: optimizer.add_param_group({"params": parameters(down=(64, 64))}))[0] == []
+
+
 def test_a_group_that_is_added_is_judged_alone(kernel):
     lines, optimizer = warned(lambda: kernel.Muon(parameters(up=(64, 64), a__w=(8, 16, 12))))
     assert len(lines) == 1

@@ -25,6 +25,10 @@ from torch.nn import Parameter
         ("nestrov", ": write nesterov"),
         ("adjust_lr", ": write adjust_lr_fn"),
         ("adam_betas", ": write adamw_betas"),
+        ("hyperball", ": write experimental_hyperball=True"),
+        ("aurora", ': write equalize="experimental_aurora"'),
+        ("named_parameters", r": write them first, or params=\.\.\."),
+        ("warmup_steps", r": write a scheduler .*LinearLR"),  # not `warmup`, which compiles kernels
         ("decay", ""),  # resembles decay_mode
         ("rank", ""),
     ],

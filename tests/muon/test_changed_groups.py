@@ -226,3 +226,14 @@ def test_an_impossible_rounding_step_raises_before_anything_moves(kernel, rounds
     take_steps(optimizer, params, [1])
     counts = [group["rounding_step"] for group in optimizer.param_groups]
     assert counts == [1 + rounds] * 2 and set(map(type, counts)) == {int}
+
+
+@pytest.mark.filterwarnings("error:.*stacks of matrices")
+def test_names_of_a_group_that_was_not_added_are_free(kernel):
+    """For other parameters, as when a user corrects a list in which two names were swapped."""
+    optimizer = kernel.Muon({"a.weight": Parameter(torch.ones(8, 16))}.items())
+    late = [Parameter(torch.ones(8, 16, 12)) for _ in range(2)]
+    with pytest.raises(UserWarning, match=r"b\.w"):
+        optimizer.add_param_group({"params": list(zip(["b.w", "c.w"], late))})
+    optimizer.add_param_group({"params": list(zip(["c.w", "b.w"], late)), "stacked": True})
+    assert [row.name for row in optimizer.explain().rows] == ["a.weight", "c.w", "b.w"]

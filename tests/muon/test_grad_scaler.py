@@ -183,3 +183,12 @@ def test_only_a_step_that_may_be_captured_unscales_by_itself(kernel):
     assert not optimizer._step_supports_amp_scaling
     optimizer.add_param_group({"params": [("more.bias", Parameter(torch.ones(4)))], "capturable": True})
     assert optimizer._step_supports_amp_scaling
+
+
+@any_options
+def test_a_step_leaves_the_gradients_of_a_table_scaled(kernel, options):
+    """torch's kernel for AdamW writes them back unscaled, also where it works on the parameter itself."""
+    params = {name: Parameter(torch.ones(40, 32)) for name in ("wte.weight", "up.weight")}
+    optimizer = kernel.Muon(params.items(), **options, **IN_STEP)
+    scaled_step(optimizer, torch.amp.GradScaler("cpu", init_scale=4.0), params, 0)
+    assert params["wte.weight"].grad.equal(4 * gradient_of("wte.weight", params["wte.weight"], 0))

@@ -1,4 +1,4 @@
-"""Groups: how they split, what they may set, which share a batch, and which parameters are refused."""
+"""Groups: how they split, what they may set, and which parameters are refused."""
 
 import copy
 import warnings
@@ -11,7 +11,6 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.nn import Parameter
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tests.support.inside import plan_of
 from tests.support.small_model import matrix, named_parameters
 
 pytestmark = pytest.mark.kernels_ci
@@ -76,26 +75,6 @@ def test_groups_differing_in_lr_and_decay_step_independently(kernel):
             optimizer.step()
     for group, pair in zip(together, alone):
         assert torch.equal(group["params"][0][1], pair[0][1])
-
-
-@pytest.mark.parametrize("differs", [dict(momentum=0.5), dict(nesterov=False), dict(eps=1e-3), dict(maximize=True)])
-def test_groups_with_equal_recipes_share_a_batch(kernel, monkeypatch, differs):
-    """Where products take several matrices at once, as on GPUs; here the plan is asked to believe that of a CPU."""
-    monkeypatch.setattr(kernel.plan.batches, "_length", lambda *_: 4)
-    params = [Parameter(matrix(16, 16, i)) for i in range(4)]
-    groups = [{"params": [p], "lr": 0.1 * i, "weight_decay": 0.1 * i} for i, p in enumerate(params)]
-    groups[3].update(differs)
-    optimizer = kernel.Muon(groups)
-    assert sorted(len(batch.matrices) for batch in plan_of(optimizer).batches) == [1, 3]
-    alone = [copy.deepcopy(p) for p in params]
-    others = [kernel.Muon([{**group, "params": [p]}]) for group, p in zip(groups, alone)]
-    for i, p in enumerate([*params, *alone]):
-        p.grad = matrix(16, 16, 10 + i % 4)
-    for each in (optimizer, *others):
-        each.step()
-    # torch's batched products may sum in another order than single ones.
-    for p, other in zip(params, alone):
-        torch.testing.assert_close(p, other, rtol=0, atol=0.5 * 0.3 * 0.8 * 2**-8 * 16)
 
 
 def test_tied_parameter_is_optimized_once(kernel):

@@ -126,3 +126,29 @@ def test_a_file_of_torchs_muon_brings_its_settings_without_a_warning(kernel):
         optimizer.load_state_dict(source.state_dict())
         kernel.import_state(kernel.Muon([("w", p)]), source.state_dict())
     assert not optimizer.param_groups[0]["nesterov"]
+
+
+def test_rates_of_another_unit_stay_where_norms_are_kept(kernel):
+    """Also that from which a scheduler computes the next ones."""
+    theirs, ours = (Parameter(torch.ones(8, 6)) for _ in range(2))
+    other = torch.optim.Muon([theirs], lr=0.5)
+    optimizer = kernel.Muon([("up.weight", ours)], lr=0.01, experimental_hyperball=True)
+    for each in (other, optimizer):
+        torch.optim.lr_scheduler.LambdaLR(each, lambda step: 1.0)
+    theirs.grad = torch.ones(8, 6)
+    other.step()
+    optimizer.load_state_dict(other.state_dict())
+    (group,) = optimizer.param_groups
+    assert (group["lr"], group["initial_lr"]) == (0.01, 0.01)
+
+
+def test_saving_and_loading_leave_no_hooks_behind(kernel):
+    """Else each save would do the work of all saves before it."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    names = "_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks"
+    hooks = [getattr(optimizer, name) for name in (*names, "_optimizer_load_state_dict_post_hooks")]
+    optimizer.load_state_dict(optimizer.state_dict())
+    with pytest.raises(ValueError):
+        optimizer.load_state_dict({"state": {}, "param_groups": []})
+    assert not any(hooks)

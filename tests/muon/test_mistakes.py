@@ -66,7 +66,7 @@ SETTINGS = {
     "all frozen": (
         lambda k: k.Muon(k.groups_for(nn.Linear(8, 8).requires_grad_(False))),
         ValueError,
-        "are not all of them frozen",
+        "all of them are frozen",
     ),
     "preset": (lambda k: k.Muon([weight()], ns_coefficients="polar"), ValueError, "'polar' is none of .*polar_express"),
     "method": (lambda k: k.Muon([weight()], ns_method="fast"), ValueError, "one of auto, standard, .*got 'fast'"),

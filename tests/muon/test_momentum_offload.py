@@ -212,3 +212,15 @@ def test_momentum_that_is_changed_between_steps_counts(kernel, device, offload):
     for name, momentum in momentum_of(optimizer, params).items():
         gradient = params[name.split("/")[0]].grad
         torch.testing.assert_close(momentum.to(gradient.device), gradient * (1 - 0.95))
+
+
+def test_replaced_scales_of_momentum_are_used(kernel):
+    """Those of 8 bits are copied to the device like the codes, and another tensor in their place has to be noticed."""
+    both, optimizers = pair(kernel, momentum_dtype="int8")
+    for params, optimizer in zip(both, optimizers):
+        take_steps(optimizer, params, [0])
+        state = optimizer.state[params["up.weight"]]
+        state["momentum_scale"] = state["momentum_scale"] * 8
+        take_steps(optimizer, params, [1])
+    assert same_bits(*both)
+    assert same_bits(*(state_of(optimizer, params) for optimizer, params in zip(optimizers, both)))

@@ -149,3 +149,19 @@ def test_float16_embeddings_move_as_float32_ones_do_and_are_rounded(kernel, fall
         assert torch.equal(half, single.half()) and half.isfinite().all()
         with torch.no_grad():
             single.copy_(half)
+
+
+def test_stochastic_rounding_that_is_switched_counts_from_the_next_step(kernel):
+    """In a group of an optimizer that is already made, as in a new optimizer with the state of the old one."""
+    params, others = (named_parameters(torch.bfloat16) for _ in range(2))
+    changing, saved = kernel.Muon(params.items(), lr=0.02), None
+    for seed, rounds in enumerate([False, True, False]):
+        fresh = kernel.Muon(others.items(), lr=0.02)
+        if saved is not None:
+            fresh.load_state_dict(saved)
+        for group in (*changing.param_groups, *fresh.param_groups):
+            group["stochastic_rounding"] = rounds
+        take_steps(changing, params, [seed])
+        take_steps(fresh, others, [seed])
+        saved = fresh.state_dict()
+    assert same_bits(params, others)

@@ -216,3 +216,15 @@ def test_matrices_of_one_batch_keep_their_rates_where_one_misses_its_gradient(ke
         set_gradients({name: p}, 0, without=("b",))
         single.step()
     assert all(torch.equal(together[name], alone[name]) for name in rates)
+
+
+def test_memory_that_is_freed_at_its_end_is_refused(kernel):
+    """As many bytes are left as the parameter has, and it was in the other half."""
+    p = torch.nn.Parameter(torch.ones(2, 6, 4)[1])
+    optimizer = kernel.Muon([("up.weight", p)])
+    take_steps(optimizer, {"up.weight": p}, [0])
+    memory = p.untyped_storage()
+    set_gradients({"up.weight": p}, 1)
+    memory.resize_(memory.size() // 2)
+    with pytest.raises(ValueError, match=r"the memory of up\.weight was freed: 96 of 192 bytes are left"):
+        optimizer.step()

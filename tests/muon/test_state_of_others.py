@@ -226,3 +226,28 @@ def test_what_a_wrapper_keeps_under_a_key_of_its_own_stays(kernel):
     optimizer.param_groups[0]["momentum_dtype"] = "int8"  # remakes the plan
     take_steps(optimizer, params, [1])
     assert optimizer.state["wrapper"] == {"count": 3}
+
+
+def test_what_stands_before_the_states_may_be_taken_away(kernel):
+    """From a file, in whose order torch puts the states; then those of parameters move up by one place."""
+    params, others = named_parameters(), named_parameters()
+    optimizer, twin = kernel.Muon(params.items()), kernel.Muon(others.items())
+    take_steps(optimizer, params, [0])
+    saved = optimizer.state_dict()
+    optimizer.load_state_dict({**saved, "state": {"wrapper": {"count": 1}, **saved["state"]}})
+    take_steps(optimizer, params, [1])
+    assert next(iter(optimizer.state)) == "wrapper"
+    del optimizer.state["wrapper"]
+    take_steps(optimizer, params, [2])
+    take_steps(twin, others, range(3))
+    assert same_bits(params, others) and same_bits(state_of(optimizer, params), state_of(twin, others))
+
+
+def test_a_number_beside_the_states_of_a_file_is_kept(kernel):
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, [0])
+    saved = optimizer.state_dict()
+    optimizer.load_state_dict({**saved, "state": {**saved["state"], "updates": 3}})
+    take_steps(optimizer, params, [1])
+    assert optimizer.state["updates"] == 3

@@ -115,3 +115,16 @@ def test_steps_without_any_gradient_warn_of_that_alone(kernel):
         for _ in range(12):
             optimizer.step()
     assert [str(warning.message)[:12] for warning in raised] == ["no parameter"]
+
+
+def test_late_steps_without_any_gradient_warn_once(kernel):
+    """Also after the steps in which parameters without gradients are counted."""
+    params = [Parameter(torch.ones(4, 6)) for _ in range(2)]
+    optimizer = kernel.Muon(zip(("layers.0.up.weight", "layers.1.up.weight"), params))
+    steps_with_gradients(optimizer, params, 11)
+    optimizer.zero_grad()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            optimizer.step()
+    assert [str(warning.message)[:12] for warning in caught] == ["no parameter"]

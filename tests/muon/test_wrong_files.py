@@ -87,9 +87,9 @@ FILES = {
     "a whole checkpoint": (
         lambda k: loads(k, {"model": 1}),
         ValueError,
-        "got the keys model: if this is a whole check",
+        "with the keys state and param_groups, got the keys model: of a whole checkpoint, give",
     ),
-    "an empty dict": (lambda k: loads(k, {}), ValueError, "got no keys: if this is a whole check"),
+    "an empty dict": (lambda k: loads(k, {}), ValueError, "got no keys: of a whole check"),
     "AdamW's": (
         lambda k: loads(k, torchs(torch.optim.AdamW, list(named_parameters().values()))),
         ValueError,

@@ -180,3 +180,25 @@ def test_weights_on_unlike_ranks_are_refused(pools):
 def test_ranks_without_the_weights_clip_nothing(pools):
     first, *others = pools(4).run(steps_beside_weights_of_others)
     assert all(torch.equal(first, other) for other in others)
+
+
+def heads_not_finite(kernel, broken) -> int:
+    """The number that a rank reports, if rank 1 has observed `broken` as the logit of a head."""
+    mesh, rank = mesh_of((2,)), torch.distributed.get_rank()
+    weights = [
+        distribute_tensor(draw(HEADS * HEAD, WIDTH, seed=i), mesh, [Shard(0)], src_data_rank=None) for i in (0, 1)
+    ]
+    params = {name: torch.nn.Parameter(weight) for name, weight in zip(WEIGHTS, weights)}
+    optimizer = kernel.Muon(params.items(), lr=0.02, qk_clip=CLIP)
+    for p in params.values():
+        p.grad = torch.ones_like(p)
+    seen = torch.ones(HEADS)
+    seen[2] = broken if rank == 1 else 1.0
+    optimizer.observe_qk_logits("attn", seen)
+    optimizer.step()
+    return int(optimizer.metrics()["heads_not_finite"])
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_all_ranks_count_a_head_that_is_not_finite_on_one(pools, broken):
+    assert pools(2).run(heads_not_finite, broken) == [1, 1]

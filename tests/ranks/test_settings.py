@@ -164,3 +164,29 @@ def test_ranks_with_the_same_rates_for_other_layers_disagree(pools):
     for text, stayed in pools(2).run(step_with_rates, [[0.1, 0.0, 0.0], [0.1, 0.1, 0.0]]):
         assert stayed and "layers.1.up.weight" in text and "0.1" in text
     assert pools(2).run(step_with_rates, [[0.1, 0.0, 0.0]] * 2) == [("", False)] * 2
+
+
+# A value of each setting that a step reads anew, which no other has by default.
+READ_AT_EVERY_STEP = {
+    "momentum": 0.5,
+    "nesterov": False,
+    "eps": 1e-3,
+    "second_moment_beta": 0.5,
+    "decay_mode": "cautious",
+    "decay_lr": 0.5,
+    "maximize": True,
+    "fallback": "nadamw",
+    "lr_factor": 0.5,
+    "adamw_betas": (0.5, 0.6),
+    "adamw_eps": 1e-3,
+    "stochastic_rounding": True,
+    "rounding_step": 3,
+}
+
+
+@pytest.mark.parametrize("key", READ_AT_EVERY_STEP)
+def test_ranks_compare_each_setting_that_a_step_reads(kernel, key):
+    """Else the copies of parameters would part at the first step after one rank alone has changed it."""
+    text = described(kernel, [{}] * 3, [{key: READ_AT_EVERY_STEP[key]}] * 3)
+    assert text.startswith("ranks had different settings for a, b, c: ")
+    assert text.endswith(f"rank 2 had {key!r}: {READ_AT_EVERY_STEP[key]!r}")

@@ -96,3 +96,18 @@ def with_a_count_for_all(kernel):
 
 def test_a_rank_without_a_part_keeps_no_count(pools):
     assert pools(2).run(with_a_count_for_all) == [([], 0), ([3.0, 3.0], 2)]
+
+
+def moved_by_gradients_on_all_ranks(kernel) -> list[bool]:
+    """Whether each parameter moved in a step in which ranks without a part of it have an empty gradient."""
+    model = network(0)
+    optimizer = kernel.Muon(model.named_parameters(), lr=0.02)
+    for p in model.parameters():
+        p.grad = distribute_tensor(torch.ones(p.shape), p.device_mesh, p.placements, src_data_rank=None)
+    before = locals_of(model)
+    optimizer.step()
+    return [not torch.equal(one, other) for one, other in zip(before, locals_of(model))]
+
+
+def test_gradients_without_elements_change_nothing(pools):
+    assert pools(2).run(moved_by_gradients_on_all_ranks) == [[False] * len(NAMES), [True] * len(NAMES)]

@@ -483,7 +483,8 @@ class Muon(Optimizer):
                 self._refresh()
                 added = self.param_groups[before:]
                 lines = same_names(self.param_groups, added) + idle_keys(added, self.defaults["expert_keys"])
-                for line in advice(routed(added, reasons)) + lines + plain_parts(added):
+                others = routed(self.param_groups[:before], self._reasons)
+                for line in advice(routed(added, reasons), others) + lines + plain_parts(added):
                     warn_user(line)  # raises if the user turns warnings into errors
         except Exception:
             del self.param_groups[before:]

@@ -79,12 +79,17 @@ def routed(groups: Sequence[Group], reasons: Mapping[Tensor, str]) -> list[Route
     ]
 
 
-def advice(routes: Iterable[Routed]) -> list[str]:
-    """Return a line for each question that a user should decide about these parameters; empty if there is none."""
+def advice(routes: Iterable[Routed], others: Sequence[Routed] = ()) -> list[str]:
+    """Return a line for each question that a user should decide about these parameters; empty if there is none.
+
+    `others` are those of the same optimizer about which a user has decided. They count in what Muon has of the whole.
+    """
     routes = list(routes)
     undecided = [route for route in routes if route.reason == UNDECIDED]
-    muon = sum(_elements(route) for route in routes if route.branch == "muon")
-    matrices = [route for route in routes if route.branch != "muon" and sum(size > 1 for size in route.shape) > 1]
+    muon = sum(_elements(route) for route in (*others, *routes) if route.branch == "muon")
+    matrices = [
+        route for route in (*others, *routes) if route.branch != "muon" and sum(size > 1 for size in route.shape) > 1
+    ]
     left = [route for route in matrices if _kind(route) in _BY_ROUTING]
     hidden = [route for route in left if _kind(route) not in _OUTER]
     lines = [f"{_described(undecided)}: {_STACK_OR_CONVOLUTION}"] if undecided else []
@@ -92,6 +97,8 @@ def advice(routes: Iterable[Routed]) -> list[str]:
     if unnamed:
         lines.append(_nameless(unnamed))
     share = muon / (muon + sum(map(_elements, hidden))) if muon else 0.0
+    if set(left).isdisjoint(routes):
+        return lines
     if muon and share < LEAST_SHARE:
         lines.append(_little(f"{share:.1%} of the elements of hidden matrices", hidden))
     elif left and not muon:

@@ -20,6 +20,7 @@ _ALL_PARAMS = f"params, all of them: model.named_parameters(), or {_TWO_GROUPS}"
 # Arguments of other optimizers, and their names here.
 ELSEWHERE = {
     "adam_lr": "adamw_lr",
+    "aurora": 'equalize="experimental_aurora"',
     "adamw_params": _ALL_PARAMS,
     **dict.fromkeys(("adam_weight_decay", "adamw_wd", "fallback_wd"), "adamw_weight_decay"),
     "backend_steps": "ns_steps",
@@ -27,13 +28,16 @@ ELSEWHERE = {
     "beta": "momentum",
     "epsilon": "eps",
     "fallback_lr": "adamw_lr",
+    "hyperball": "experimental_hyperball=True",
     "learning_rate": "lr",
     "lr_adamw": "adamw_lr",
     "lr_muon": "lr",
     "mu": "momentum",
     "muon_lr": "lr",
     "muon_params": _ALL_PARAMS,
+    "named_parameters": "them first, or params=...",
     "ns_eps": "eps",
+    "warmup_steps": "a scheduler for the optimizer, such as torch.optim.lr_scheduler.LinearLR",
     "wd": "weight_decay",
     "weight_decay_method": "decay_mode",
     "process_group": "exchange=ExchangeOptions(process_group=...)",
@@ -56,7 +60,7 @@ def params_as_list(params: Any, least: int = 0) -> list[Any]:
     if isinstance(params, nn.Module) and not isinstance(params, nn.ParameterList):
         raise TypeError(f"params are a module, {type(params).__name__}: write its named_parameters()")
     if isinstance(params, Mapping):
-        instead = "a list of groups, [group]," if "params" in params else "its items(), pairs of name and parameter"
+        instead = "[group], a list of groups" if "params" in params else "its items(), pairs of name and parameter"
         raise TypeError(f"params are a dict with the keys {', '.join(map(str, list(params)[:3]))}: write {instead}")
     if isinstance(params, (set, frozenset)):  # the items of a dict, which keep their order, are not such a set
         raise TypeError("params must keep their order between runs: give a list, not a set")
@@ -68,10 +72,23 @@ def params_as_list(params: Any, least: int = 0) -> list[Any]:
     params = list(params)
     if len(params) < least:
         raise ValueError(
-            "params are empty: does the model have parameters, and are not all of them frozen? A generator, such as "
-            "model.named_parameters(), is empty once it has been read: make a new one, or a list"
+            "params are empty: the model has no parameters, or all of them are frozen, or a generator, such as "
+            "model.named_parameters(), has been read before; make a new one, or a list"
         )
     return params
+
+
+def check_takes(key: str, function: Callable[..., Any], *arguments: str) -> None:
+    """Raise TypeError if the function of a setting cannot be called with these arguments, by position."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a function in C that does not say
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise TypeError(f"{key} is called with {' and '.join(arguments)}, and {name} takes {signature}") from None
 
 
 def check_closure(closure: Any) -> None:
@@ -98,8 +115,8 @@ def check_state_dict(state_dict: Any) -> None:
     if not {"state", "param_groups"} <= set(state_dict):
         keys = ", ".join(map(str, list(state_dict)[:6]))
         raise ValueError(
-            f"need what state_dict() of an optimizer returns, got {f'the keys {keys}' if keys else 'no keys'}: "
-            "if this is a whole checkpoint, give the optimizer's part of it"
+            "need what state_dict() of an optimizer returns, with the keys state and param_groups, got "
+            f"{f'the keys {keys}' if keys else 'no keys'}: of a whole checkpoint, give the optimizer's part"
         )
     state, groups = state_dict["state"], state_dict["param_groups"]
     if not isinstance(state, Mapping):

@@ -32,7 +32,7 @@ _KNOWN = {*SETTINGS, *_OURS, *(key for keys in _OTHERS.values() for key in keys)
 
 
 def check_keys(group: Mapping[str, Any]) -> None:
-    """Raise ValueError for an unknown key of a user's group; the error names the most similar key.
+    """Raise ValueError for an unknown key beside `params` in a user's group; the error names the most similar key.
 
     Keys that begin with an underscore are the user's own.
     """

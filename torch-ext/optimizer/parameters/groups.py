@@ -43,6 +43,7 @@ def split_group(
     optimizers' names of settings are accepted (`synonyms`). Unnamed parameters are called `param_<first>` and so on;
     tied parameters come once. Raises ValueError or TypeError for parameters or settings that cannot work.
     """
+    check_has_params(group)
     changed = {key: value for key, value in group.items() if key not in ("params", "param_names", LENGTHS)}
     check_keys(changed)
     forced, implementations = pop_branch_(changed), pop_implementations_(changed)
@@ -222,13 +223,18 @@ def _check_same_stacks(loaded: Group, expert_keys: Sequence[str]) -> None:
             )
 
 
+def check_has_params(group: Group) -> None:
+    """Raise TypeError for a group without `params`."""
+    if "params" not in group:
+        raise TypeError(f"a parameter group needs params, got the keys {', '.join(map(str, group))}")
+
+
 def params_with_names(group: Group, key: str = "param_names") -> list:
     """Return the `params` of a group as a list, paired with the names under `key` if it has them.
 
     Raises TypeError for anything but names, and ValueError for another number of names than of parameters.
     """
-    if "params" not in group:
-        raise TypeError(f"a parameter group needs params, got the keys {', '.join(map(str, group))}")
+    check_has_params(group)
     params = [group["params"]] if isinstance(group["params"], Tensor) else params_as_list(group["params"])
     if key not in group:
         return params

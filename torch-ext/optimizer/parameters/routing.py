@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..kernels.user_warnings import warn_user
+from .argument_checks import check_takes
 from .checks import check_matrix
 from .roles import lora_factor, role_by_name
 from .synonyms import wish_of
@@ -38,7 +39,8 @@ def unique_parameters(
         name, p = entry if named else (f"param_{i}", entry)
         if not isinstance(name, str) or not isinstance(p, Tensor):
             got = f"{_kind_of(entry)} at position {i - first}"
-            got += ": write its named_parameters()" if isinstance(entry, nn.Module) else ""
+            parts = entry if isinstance(entry, (tuple, list)) else (entry,)
+            got += ": write named_parameters() of it" if any(isinstance(part, nn.Module) for part in parts) else ""
             raise TypeError(f"params must be tensors or (name, tensor) pairs, got {got}")
         if p.is_nested:
             raise ValueError(
@@ -64,12 +66,14 @@ def _kind_of(entry: Any) -> str:
 
 
 def check_is_muon(is_muon: Any) -> None:
-    """Raise TypeError unless `is_muon` is a function or None."""
+    """Raise TypeError unless `is_muon` is a function of two arguments or None."""
     if is_muon is not None and not callable(is_muon):
         raise TypeError(
             f"is_muon must be a function of name and parameter, or None, got {is_muon!r}: to choose for a whole group "
             "write use_muon in it"
         )
+    if is_muon is not None:
+        check_takes("is_muon", is_muon, "name", "parameter")
 
 
 def decide(

@@ -14,6 +14,7 @@ from ..iteration import DTYPES, check_work_dtype
 from ..kernels.formats import dtype_name
 from ..learning_rate import check_adjustment
 from ..schedules import without_arrays
+from .argument_checks import check_takes
 from .sequences import is_sequence
 
 MOMENTUM_DTYPES = (None, "float32", "float64", "bfloat16", "float16", "int8")
@@ -60,7 +61,8 @@ def plain_number(key: str, value: Any, high: float = math.inf) -> float:
     """Return a number in [0, high) as a float."""
     if not isinstance(value, Real) or isinstance(value, bool):
         text = ": write it without quotes; YAML reads 1e-3 as text, and 1.0e-3 as a number"
-        raise TypeError(f"{key} must be a number, got {value!r}{text if isinstance(value, str) else ''}")
+        also = "; groups may have other ones, and params come first" if key == "lr" else ""
+        raise TypeError(f"{key} must be a number, got {value!r}{text if isinstance(value, str) else also}")
     try:
         number = float(value)
     except OverflowError:  # of a whole number above all floats
@@ -86,7 +88,7 @@ def plain_betas(key: str, value: Any) -> tuple[float, ...]:
     """Return two numbers in [0, 1) as floats."""
     if not is_sequence(value) or len(value) != 2:
         raise ValueError(f"{key} must be two numbers, got {value!r}")
-    return tuple(plain_below_one(key, beta) for beta in value)
+    return tuple(plain_below_one(f"{key}[{i}]", beta) for i, beta in enumerate(value))
 
 
 def flag(key: str, value: Any) -> bool:
@@ -115,7 +117,7 @@ def one_of(choices: tuple[Optional[str], ...]) -> Callable[[str, Any], Any]:
 def plain_names(key: str, value: Any) -> tuple[str, ...]:
     """Return names, none of them empty, as a tuple."""
     if not is_sequence(value) or not all(isinstance(name, str) and name for name in value):
-        raise TypeError(f"{key} must be names, got {value!r}")
+        raise TypeError(f"{key} must be a tuple or list of names, got {value!r}")
     return tuple(value)
 
 
@@ -153,6 +155,8 @@ def plain_rounding_step(key: str, value: Any) -> int:
 def plain_adjustment(key: str, value: Any) -> Any:
     """Return the name of a multiplier, or a function that computes one, as it is."""
     check_adjustment(value)
+    if callable(value):
+        check_takes(key, value, "rows", "cols")
     return value
 
 

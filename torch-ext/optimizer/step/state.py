@@ -175,9 +175,7 @@ def _convert_momentum_(
             values = (dequantized(*lines, made[BUFFER].dtype),)
         for tensor, of_lines in zip(made.values(), values):
             _fill_(tensor, of_lines, axes)
-    # Only now, because memory may have run out before.
-    state.pop(SCALE, None)
-    state.update(made)
+    state.update(made)  # only now, because memory may have run out before
 
 
 def _lines(tensor: Tensor, axes: Sequence[int]) -> Tensor:
