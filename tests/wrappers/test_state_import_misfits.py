@@ -49,6 +49,7 @@ def test_all_misfits_are_listed_at_once(kernel):
         "up.weight is (24, 12) here, its momentum_buffer in the source (24, 13)",
         "up.bias needs the state exp_avg, exp_avg_sq, step, got exp_avg, exp_avg_sq, max_exp_avg_sq, step",
         "down.weight is missing in the source",
+        "names must be in the order of the source: the parameters of its first group, then those of the next",
     ]
 
 

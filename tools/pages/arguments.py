@@ -26,7 +26,7 @@ names all values. AdamW (or NAdamW, by `fallback`) updates the parameters that a
 fallback's parameters.
 
 *Change* says what happens if you set another value in `opt.param_groups` between two steps. With *next step* it is used
-from then on. So it is with *new plan*, but that step first works out again which matrices it has and how they are
+from then on. *new plan* means the same, but that step first works out again which matrices it has and how they are
 computed, which takes longer once. Where the column is empty, give the value when the optimizer is made. To change
 AdamW's rate later, set `lr_factor` in its group, or its `lr`. To change its decay, set `weight_decay` there. Setting
 `adamw_lr` or `adamw_weight_decay` raises.

@@ -22,11 +22,11 @@ HEADINGS = ("there", "here, for matrices", "here, for the rest", "what changes i
 INDEX = """\
 # Coming from another Muon
 
-Each page has the call there and the call here that takes the same steps, then a line for every argument. Where a page
-says that nothing changes, both took the same steps in a test. In float64, three steps from the same parameters with the
-same gradients end at points that differ by less than 3e-11 of the distance moved; the column *tested against* names the
-code that took the other steps. As published, most packages iterate in bfloat16: a first step differs from the exact one
-by up to 5 % of its length, and so does ours.
+Each page shows the other package's call and the call here that takes the same steps, then a line for every argument.
+Where a page says that nothing changes, both took the same steps in a test. In float64, three steps from the same
+parameters with the same gradients end at points that differ by less than 3e-11 of the distance moved; the column
+*tested against* names the code that took the other steps. As published, most packages iterate in bfloat16: a first
+step differs from the exact one by up to 5 % of its length, and so does ours.
 
 From `torch.optim.AdamW`, [learning_rates.md](learning_rates.md#coming-from-another-optimizer) says what to write, and
 `import_state(opt, saved, "adamw")` takes its checkpoint along.

@@ -88,17 +88,16 @@ class Muon(Optimizer):
             `original` (Keller Jordan's), `deepseek_v4` (needs `ns_steps=10`), one `(a, b, c)`, or a sequence of them.
             Of a sequence the first `ns_steps` count; in a shorter one the last is repeated. `schedules.py` has the
             sources.
-        eps: a matrix is divided by the larger of its Frobenius norm and `eps` first. With 0 the gradient's scale has
-            no effect on the update, down to norms of 1.2e-38 (2.2e-308 in float64).
+        eps: a matrix is divided by the larger of its Frobenius norm and `eps` first. With 0 the update does
+            not depend on the gradient's scale, as long as its norm is above 1.2e-38 (2.2e-308 in float64).
         ns_steps: number of steps of the iteration.
         adjust_lr_fn: what `lr` is multiplied by for a matrix: `match_rms_adamw` (updates have the size of AdamW's),
             `original` (Keller Jordan's; None means the same), `rms_to_rms` (timm's name; torch's `spectral_unclamped`
             means the same), or a function of the matrix's rows and columns.
         use_addmm: torch's choice between implementations. It changes nothing here.
-        foreach, fused: torch's choices between implementations. None and False change nothing. True is accepted
-            only in the dict of a group whose updates use that implementation already (`fused` where AdamW alone updates
-            the group, `foreach` where NAdamW does). Elsewhere it raises when the group is made; set later, it has no
-            effect.
+        foreach, fused: torch's choices between implementations; leave them out. None and False change nothing. True
+            raises, but for groups that use that implementation anyway: `fused` in the dict of a group that AdamW alone
+            updates, `foreach` in that of one for NAdamW. In a group that is made already it has no effect.
         update_rms: root mean square of an update with `match_rms_adamw` at `lr` 1, for matrices that lack no direction:
             0.2, or 0.18 as in DeepSeek-V4. Gradients of low rank give less.
         ns_dtype: dtype of the iteration, a torch.dtype or its name. None: float64 for float64 matrices, else float16 on

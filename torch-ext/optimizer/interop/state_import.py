@@ -22,6 +22,7 @@ from .state_sources import SOURCES, Source, branch_by_flag, translated_state
 _SURE = ("torch", "adamw")
 # How many problems an error lists.
 SHOWN = 20
+_ORDER_OF_NAMES = "names must be in the order of the source: the parameters of its first group, then those of the next"
 
 
 def import_state(
@@ -82,6 +83,7 @@ def import_state(
         others = _checked_entries("adamw_state_dict", adamw_state_dict, known)
         entries += [entry._replace(branch="adamw") for entry in others]
     names = names_in_order(shapes_by_group(entries), given_parameters(optimizer)) if by_order else names
+    hints = [_ORDER_OF_NAMES] if names is not None and not by_order else []
     entries = entries if names is None else _named(entries, names)
     target = optimizer.state_dict()
     shapes = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"]]
@@ -94,7 +96,7 @@ def import_state(
     kept = [parameter for parameter in lacking if parameter.branch == kept_branch]
     problems += [f"{each.name} is missing in the source" for each in lacking if each.branch != kept_branch]
     if problems:
-        raise ValueError(_refusal(problems, source, likely))
+        raise ValueError(_refusal(problems, [*hints, *([advice_for(likely)] if likely != source else [])]))
     advice = "" if likely == source else f": {advice_for(likely)}"
     check_needed(what, state_dict["param_groups"], pairs, known, advice)
     state = {parameter.key: parameter.state for parameter in kept}
@@ -137,11 +139,10 @@ def _new_state(parameter: Entry, entry: Entry, source: Source) -> dict[str, Any]
     return {**translated_state(entry.state, entry.group, parameter.branch, source), **halves}
 
 
-def _refusal(problems: Sequence[str], source: str, likely: Optional[str]) -> str:
-    """Return the text of an error: all problems, or the first ones of very many, and the source that fits better."""
+def _refusal(problems: Sequence[str], hints: Sequence[str]) -> str:
+    """Return the text of an error: all problems, or the first ones of very many, and then the hints."""
     more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
-    other = [advice_for(likely)] if likely != source else []
-    return "\n  ".join(["the state does not fit:", *problems[:SHOWN], *more, *other])
+    return "\n  ".join(["the state does not fit:", *problems[:SHOWN], *more, *hints])
 
 
 def _notes_on_kept(names: Sequence[str]) -> list[str]:

@@ -42,13 +42,6 @@ _STACK_OR_CONVOLUTION = (
 # The names that routing gives to parameters without names, and those in nn.Sequential.
 _UNNAMED, _NUMBERED = re.compile(r"param_\d+"), re.compile(r"(\d+\.)+\w+")
 
-NO_GRADIENT = (
-    "no parameter of this optimizer has a gradient, so this step updates none (QK-clip may still scale heads). After "
-    "fully_shard(model), load_state_dict(assign=True) or a move from the meta device a model has other parameters: "
-    "make the optimizer after that. Otherwise call backward() before the step, or check whether all parameters are "
-    "frozen. This warning is shown once"
-)
-
 
 class Uncut(NamedTuple):
     """A remark of `groups_for` on a weight that it did not cut, or whose rows it could not tell from its columns."""
@@ -85,11 +78,10 @@ def advice(routes: Iterable[Routed], others: Sequence[Routed] = ()) -> list[str]
     `others` are those of the same optimizer about which a user has decided. They count in what Muon has of the whole.
     """
     routes = list(routes)
+    everything = [*others, *routes]
     undecided = [route for route in routes if route.reason == UNDECIDED]
-    muon = sum(_elements(route) for route in (*others, *routes) if route.branch == "muon")
-    matrices = [
-        route for route in (*others, *routes) if route.branch != "muon" and sum(size > 1 for size in route.shape) > 1
-    ]
+    muon = sum(_elements(route) for route in everything if route.branch == "muon")
+    matrices = [route for route in everything if route.branch != "muon" and sum(size > 1 for size in route.shape) > 1]
     left = [route for route in matrices if _kind(route) in _BY_ROUTING]
     hidden = [route for route in left if _kind(route) not in _OUTER]
     lines = [f"{_described(undecided)}: {_STACK_OR_CONVOLUTION}"] if undecided else []
@@ -166,16 +158,6 @@ def same_names(groups: Sequence[Group], added: Sequence[Group]) -> list[str]:
     ]
 
 
-def never_had_a_gradient(names: Sequence[str], steps: int) -> str:
-    """Return a line about parameters that asked for a gradient and had none in the first `steps`."""
-    return (
-        f"{listed(names)}: no gradient in the first {steps} steps, so no step has changed them. If the model has other "
-        "parameters in their place, as after fully_shard of some of its blocks, make the optimizer after that. If "
-        "nothing uses them, say so by requires_grad_(False). If they get gradients later, nothing is wrong. This "
-        "warning is shown once"
-    )
-
-
 def remarks(routes: Iterable[Routed]) -> list[str]:
     """Return a line for each choice on which published results disagree; for information only."""
     factors = [route for route in routes if route.branch == "muon" and _kind(route) == "lora"]
@@ -239,10 +221,10 @@ def _with_empty_names(routes: Sequence[Routed]) -> list[Routed]:
 def _nameless(routes: Sequence[Routed]) -> str:
     return (
         f"{_described(routes)}: matrices without names, or with names that say nothing (a number as in nn.Sequential, "
-        "'weight' alone as in head.named_parameters()), so Muon updates them all. It cannot know which of them are "
-        "embeddings or output heads, which AdamW should update. Write Muon(groups_for(model)), which asks the modules, "
-        'Muon(model.named_parameters()) where modules have names, or head.named_parameters(prefix="head"); '
-        "use_muon=True or False in a group silences this warning too"
+        "'weight' alone as in head.named_parameters()). Muon updates them all, even embeddings and output heads, which "
+        "AdamW should update. Write Muon(groups_for(model)), which asks the modules, Muon(model.named_parameters()) "
+        'where modules have names, or head.named_parameters(prefix="head"). use_muon=True or False in a group silences '
+        "this warning"
     )
 
 

@@ -9,14 +9,20 @@ from typing import AbstractSet, NamedTuple, Sequence
 
 from torch import Tensor
 
-from ..parameters.advice import NO_GRADIENT, never_had_a_gradient
-from ..parameters.groups import named_parameters
+from ..parameters.groups import listed, named_parameters
 from ..parameters.settings import Group
 from ..plan.exchange_options import ExchangeOptions, idle_exchange
 from .gradients import Gradients
 
 # An expert that gets no token for some steps is no mistake.
 WATCHED_STEPS = 10
+
+_NO_GRADIENT = (
+    "no parameter of this optimizer has a gradient, so this step updates none (QK-clip may still scale heads). After "
+    "fully_shard(model), load_state_dict(assign=True) or a move from the meta device a model has other parameters: "
+    "make the optimizer after that. Otherwise call backward() before the step, or check whether all parameters are "
+    "frozen. This warning is shown once"
+)
 
 
 class FirstSteps(NamedTuple):
@@ -36,7 +42,7 @@ class FirstSteps(NamedTuple):
         """
         has_none = len(gradients.absent) == len(params)
         lines = idle_exchange(ExchangeOptions()) if self.exchange_is_idle else []
-        lines += [NO_GRADIENT] if has_none and not self.warned else []
+        lines += [_NO_GRADIENT] if has_none and not self.warned else []
         warned = self.warned or has_none
         if self.count == WATCHED_STEPS:
             return self._replace(warned=warned, exchange_is_idle=False), lines
@@ -46,5 +52,15 @@ class FirstSteps(NamedTuple):
             return FirstSteps(self.count + 1, untrained, warned), lines
         names = [name for group in groups for name, p in named_parameters(group) if p in untrained]
         if 0 < len(names) < sum(p.requires_grad for p in params):  # that no step had any is said by the other line
-            lines.append(never_had_a_gradient(names, WATCHED_STEPS))
+            lines.append(_never_had_a_gradient(names, WATCHED_STEPS))
         return FirstSteps(WATCHED_STEPS, warned=warned), lines
+
+
+def _never_had_a_gradient(names: Sequence[str], steps: int) -> str:
+    """Return a line about parameters that asked for a gradient and had none in the first `steps`."""
+    return (
+        f"{listed(names)}: no gradient in the first {steps} steps, so no step has changed them. If the model has other "
+        "parameters in their place, as after fully_shard of some of its blocks, make the optimizer after that. If "
+        "nothing uses them, say so by requires_grad_(False). If they get gradients later, nothing is wrong. This "
+        "warning is shown once"
+    )

@@ -145,7 +145,7 @@ def timed(seconds: list[float]) -> Timed:
 
 
 def decide(times: Mapping[str, Timed], before: str) -> str:
-    """Return the fastest. The choice made `before` stays unless it is slower by more than both spreads."""
+    """Return the fastest. The choice made `before` stays unless it is slower by more than both spreads together."""
     fastest = min(times, key=lambda name: times[name].seconds)
     kept: Optional[Timed] = times.get(before)
     if kept is not None and kept.seconds <= times[fastest].seconds * (1 + kept.spread + times[fastest].spread):
