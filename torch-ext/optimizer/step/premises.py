@@ -13,6 +13,7 @@ from ..parameters.groups import named_parameters, reason_of
 from ..parameters.settings import Group
 from ..plan.layout import laid_out, local_part
 from ..plan.plan import choices, planned_settings
+from ..plan.process_groups import this_rank
 
 _PLAIN = {Tensor, Parameter}  # others may have no memory, or none that this process may look at
 
@@ -95,4 +96,5 @@ def _frozen(params: Sequence[Tensor], absent: Collection[int]) -> set[int]:
 
 
 def _settings_of(groups: Sequence[Group]) -> list[Any]:
-    return [*(len(group["params"]) for group in groups), *planned_settings(groups), choices()]
+    # A process may have another rank after its process group was destroyed and made anew.
+    return [*(len(group["params"]) for group in groups), *planned_settings(groups), choices(), this_rank()]

@@ -1,0 +1,76 @@
+"""A process group is destroyed and another one made, as after a restart: groups are the new ones, and steps go on."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+
+from tests.ranks.test_unlike_ranks import give_gradients, on_mesh, random
+
+
+def enter_another_world(store: str, backwards: bool = False) -> None:
+    """All ranks leave the world together: one that left early would break the connections that others still make."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.barrier()
+    dist.destroy_process_group()
+    rank = size - 1 - rank if backwards else rank
+    dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
+
+
+def names_of_groups_in_two_worlds(kernel, folder: str):
+    process_groups, names = kernel.plan.process_groups, []
+    for world in range(2):
+        with process_groups._named_by_ranks((0, 1)):
+            names.append(distributed_c10d._process_group_name(None, None))
+        enter_another_world(f"{folder}/{world}")
+    return names
+
+
+def groups_of_meshes_in_two_worlds(kernel, folder: str) -> list[bool]:
+    """Return whether the group of a mesh's ranks is that of the mesh, in each world. Old optimizers go on."""
+    own, old = [], []
+    for world in range(2):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))["dp"]
+        p = on_mesh(random(12, 8, seed=0), Shard(0), mesh)
+        old.insert(0, (kernel.Muon([("up.weight", p)]), p))
+        for optimizer, p in old:
+            give_gradients([p], world)
+            optimizer.step()
+        own.append(kernel.plan.process_groups.group_of(tuple(mesh.mesh.tolist())) is mesh.get_group())
+        enter_another_world(f"{folder}/{world}")
+    return own
+
+
+def test_the_groups_of_a_mesh_are_found_again_after_a_restart(fresh_pool, tmp_path):
+    """Otherwise a process that is new in the second world would wait for the others in the mesh's own group."""
+    assert fresh_pool.run(groups_of_meshes_in_two_worlds, str(tmp_path)) == [[True, True]] * 4
+
+
+def test_a_process_that_takes_part_from_the_second_world_on_finds_the_groups(fresh_pool, tmp_path):
+    """It has made none before, so the others must not count those of the first world."""
+    for first, second in fresh_pool.run(names_of_groups_in_two_worlds, str(tmp_path)):
+        assert first == second
+
+
+def steps_as_another_rank(kernel, store: str) -> bool:
+    """Ranks have copies, and exchange their work on them; return whether they end as in a process alone."""
+    shared, alone = ([nn.Parameter(random(400, 400, seed=i)) for i in range(3)] for _ in range(2))
+    names = [f"layers.{i}.up.weight" for i in range(3)]
+    exchange = kernel.ExchangeOptions(process_group=dist.group.WORLD)
+    optimizers = [kernel.Muon(zip(names, shared), exchange=exchange), kernel.Muon(zip(names, alone))]
+    for step in range(2):
+        for optimizer, params in zip(optimizers, (shared, alone)):
+            give_gradients(params, step)
+            optimizer.step()
+        if step == 0:
+            enter_another_world(store, backwards=True)
+    return all(map(torch.equal, shared, alone))
+
+
+def test_an_optimizer_goes_on_if_its_process_gets_another_rank(fresh_pool, tmp_path):
+    """Who owns which matrix follows from ranks. Messages are listed by process, which here has two ranks."""
+    assert all(fresh_pool.run(steps_as_another_rank, str(tmp_path / "store"), agreeing=False))
