@@ -207,7 +207,7 @@ def local_mistakes(kernel):
 
 
 @pytest.mark.filterwarnings("ignore:Muon has no matrix")
-@pytest.mark.filterwarnings("ignore:no parameter has a gradient")
+@pytest.mark.filterwarnings("ignore:no parameter of this optimizer has a gradient")
 def test_two_mistakes_at_once_make_nobody_wait(pools):
     """The rank that both concern says the first; the one that it tells has an error, too."""
     (first, *_), (middle, *_), (last, *_) = results = pools(3).run(local_mistakes)

@@ -184,6 +184,11 @@ READ_AT_EVERY_STEP = {
 }
 
 
+def test_no_setting_is_left_out_below(kernel):
+    """`lr` and `weight_decay` differ in the tests above."""
+    assert {*READ_AT_EVERY_STEP, "lr", "weight_decay"} == {*kernel.parameters.settings.COMPARED_AT_EVERY_STEP}
+
+
 @pytest.mark.parametrize("key", READ_AT_EVERY_STEP)
 def test_ranks_compare_each_setting_that_a_step_reads(kernel, key):
     """Else the copies of parameters would part at the first step after one rank alone has changed it."""

@@ -108,6 +108,36 @@ CASES = {
 }
 
 
+def written_by_hand(kernel, placements, is_new: bool) -> tuple[str, bool, str | None]:
+    """Momentum and master weights are set before a step with unlike rates, the first or after a change of the plan.
+
+    Return its error, whether both are as they were set, and the error of the next step.
+    """
+    optimizer, named = made(kernel, placements, {"master_weights": "split"}, torch.bfloat16)
+    if not is_new:
+        assert step(optimizer, named) is None
+        optimizer.param_groups[0]["momentum_dtype"] = "float32"
+        optimizer.explain()
+    exact = {name: torch.full_like(value, 1.2345678) for name, value in optimizer.master_weights().items()}
+    optimizer.load_master_weights(exact)
+    momentum = optimizer.state[named["a.weight"]]["momentum_buffer"].fill_(3.0)
+    optimizer.param_groups[0]["lr"] = 0.2 if dist.get_rank() == 0 else 0.1
+    error = step(optimizer, named)
+    kept = optimizer.state[named["a.weight"]].get("momentum_buffer") is momentum and bool((local(momentum) == 3).all())
+    kept &= all(torch.equal(local(exact[name]), local(x)) for name, x in optimizer.master_weights().items())
+    optimizer.param_groups[0]["lr"] = 0.1
+    return error, kept, step(optimizer, named)
+
+
+@on_every_backend()
+@pytest.mark.parametrize("is_new", [True, False], ids=["first step", "new plan"])
+@pytest.mark.parametrize("placements", PLACEMENTS.values(), ids=PLACEMENTS)
+def test_what_was_written_into_the_state_stays(pools, placements, is_new):
+    for error, is_kept, later in pools(2).run(written_by_hand, placements, is_new):
+        assert "'lr': 0.2" in error and "'lr': 0.1" in error
+        assert is_kept and later is None
+
+
 @on_every_backend()
 @pytest.mark.filterwarnings("ignore:Muon has no matrix")
 @pytest.mark.parametrize("placements", PLACEMENTS.values(), ids=PLACEMENTS)

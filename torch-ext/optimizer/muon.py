@@ -413,7 +413,7 @@ class Muon(Optimizer):
         plan = self._current_plan()
         # Ranks may differ in which kernels have failed: the stages tell all ranks about all failures.
         terms = {ranks: shared._replace(kernels=to_measure(ranks, plan)) for ranks, shared in plan.terms.items()}
-        with self._planned.agreeing_(self.state):
+        with self._planned.undone_unless_agreed_(self.state):
             self._agreement.meet("warm-up", terms, self.param_groups)
         tuner = Tuner(budget)
         phases = (
@@ -435,7 +435,7 @@ class Muon(Optimizer):
         """
         self._check_last_step()
         terms = self._current_plan().terms
-        with self._planned.agreeing_(self.state):
+        with self._planned.undone_unless_agreed_(self.state):
             self._agreement.meet("check_copies", terms, self.param_groups)
         check_copies(terms, self.param_groups, self.state)
 
@@ -596,7 +596,7 @@ class Muon(Optimizer):
         if self._clip is not None:
             self._clip.begin_step()
         layouts = layouts_of(gradients, elsewhere, premises.params)
-        with self._planned.agreeing_(self.state):
+        with self._planned.undone_unless_agreed_(self.state):
             scalings = self._agreement.begin_step(plan.terms, self.param_groups, scaling, layouts)
         self._agreement.compare_copies(self.param_groups, self.state)
         if elsewhere:

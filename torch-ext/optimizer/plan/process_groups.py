@@ -129,7 +129,7 @@ def explaining_timeouts(what: str, names: str = "") -> Iterator[None]:
     """Add to a failed collective's error which rank was waiting, for what, and of which parameters."""
     try:
         yield
-    except torch.OutOfMemoryError:  # a RuntimeError, for which no other rank can be blamed
+    except torch.OutOfMemoryError:  # a RuntimeError that is no matter of other ranks
         raise
     except RuntimeError as error:
         raise RuntimeError(

@@ -37,7 +37,7 @@ class Terms(NamedTuple):
     """What the ranks that share some parameters must agree about: one common line, and a line for each parameter."""
 
     common_line: str
-    kernels: str  # that failed on this rank, so it uses others; in a warm-up, that it can measure. Not in the digest
+    kernels: str  # a line on those that failed here; in a warm-up, on those that can be measured. Not in the digest
     names: tuple[str, ...]
     lines: tuple[str, ...]
     group_positions: tuple[tuple[int, int], ...]  # of each parameter: the number of its group, and its position there

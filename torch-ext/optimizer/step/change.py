@@ -13,7 +13,7 @@ class Change:
         self._broke_off, self._is_running = broke_off, False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Change, (self._broke_off,)  # a copy made while one is running has old tensors and new ones
+        return Change, (self._broke_off,)  # True while one is running: such a copy has old tensors and new ones
 
     @contextmanager
     def running(self, of_all: bool = True) -> Iterator[None]:

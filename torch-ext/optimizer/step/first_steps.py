@@ -20,8 +20,8 @@ WATCHED_STEPS = 10
 _NO_GRADIENT = (
     "no parameter of this optimizer has a gradient, so this step updates none (QK-clip may still scale heads). After "
     "fully_shard(model), load_state_dict(assign=True) or a move from the meta device a model has other parameters: "
-    "make the optimizer after that. Otherwise call backward() before the step, or check whether all parameters are "
-    "frozen. This warning is shown once"
+    "make the optimizer after that. If none of this happened, call backward() before the step, or check whether all "
+    "parameters are frozen. This warning is shown once"
 )
 
 

@@ -127,11 +127,12 @@ def redistribute_(
     """Lay the gradients of these numbers out as their parameters are; `p.grad` stays as it is.
 
     Collective: all ranks of a parameter's mesh must call it for the same parameters. Under tensor parallelism a rank
-    may have one term of a sum, or the whole gradient of a sharded parameter. Ranks that are `skipping` the step, as
-    after they disagreed, do not wait for each other: zeros take the place of their gradients.
+    may have one term of a sum, or the whole gradient of a sharded parameter. The sets of ranks in
+    `skipping` change nothing in this step, as after they disagreed, and do not wait for each other: zeros take the
+    place of their gradients.
     """
     members = {number: layout_of("", params[number]).mesh.members for number in numbers}
-    # By sets of ranks: some ranks may have the parameters of two meshes in another order than others.
+    # In the order of the sets of ranks, which is the same everywhere: that of parameters of two meshes may not be.
     for number in sorted((number for number in numbers if this_rank() in members[number]), key=members.get):
         p, gradient = params[number], gradients.tensors[number]
         if members[number] in skipping:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, ContextManager, Optional, Sequence
 
 from torch import Tensor
@@ -99,8 +100,8 @@ class Planned:
         for group in groups:
             _, group["capturable"] = self._capturable[id(group["params"])]
 
-    def agreeing_(self, state: dict[Tensor, Any]) -> ContextManager[None]:
-        """Return a context for comparing plans among ranks: if it raises, what plans changed of `state` is undone."""
+    def undone_unless_agreed_(self, state: dict[Tensor, Any]) -> ContextManager[None]:
+        """Return a context in which ranks compare plans: if it raises, what plans changed of `state` is undone."""
         return self._state_changes.undone_on_error_(state)
 
     def forget(self) -> None:
@@ -127,9 +128,12 @@ class Planned:
         """Make a plan, after bringing `state` in line with groups in place."""
         self.forget()
         named = [(group, *pair) for group in groups for pair in named_parameters(group)]
-        with self._state_changes.recorded(state):
+        # The first plan finds the state of an optimizer that was made or loaded just now: nothing to come back to.
+        with nullcontext() if self._known_state is None else self._state_changes.recorded(state):
             bring_states_(groups, state, self._replica_ranks)
         self.plan = make_plan(groups, state, self._exchange, self._replica_ranks, self._common_line())
+        if not self.plan.terms:
+            self._state_changes.forget()
         self._agreement.follow(self.plan.terms, groups_of(p for *_, p in named))
         if self._clip is not None:
             self._clip.follow([name for _, name, _ in named], [p for _, _, p in named], self._replica_ranks)

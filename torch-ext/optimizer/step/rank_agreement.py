@@ -111,12 +111,12 @@ class RankAgreement:
                     "rank to the others. Parameters that each rank has for itself need an optimizer without `exchange`"
                 )
             )
-        # Also ranks that disagree, which else would update what they share with further ranks.
+        # Ranks that disagree are asked, too: else they would update what they share with further ranks.
         here = [(meeting.ranks, meeting.terms) for meeting in waiting if meeting.is_of_one_step()]
         errors += _errors_elsewhere(sorted(here), bool(errors))
         if errors:
             for ranks, _ in here:
-                _UNREAD.pop(ranks, None)  # all of these ranks have an error already
+                _UNREAD.pop(ranks, None)  # these ranks have an error already, but in the chains that were named
             raise errors[0]
         self._compared.update(terms)
 
@@ -125,7 +125,7 @@ class RankAgreement:
         return {meeting.ranks for meeting in self._meetings if meeting.all_know_it_is_skipped()}
 
     def count_step(self) -> None:
-        """Count the step. Where a rank has failed before this, the next meeting finds that others have counted more."""
+        """Count the step. If a rank fails before it counts, the next meeting finds that others have counted more."""
         for meeting in self._meetings:
             meeting.count_(self._steps)
 

@@ -54,12 +54,13 @@ def measure_stages(plan: Plan, tuner: Tuner) -> list[Stage]:
 
 
 def to_measure(ranks: Ranks, plan: Plan) -> str:
-    """Return in words what can be measured here for matrices of these ranks, which must be the same on all of them."""
+    """Return in words what can be measured here for matrices of these ranks: all of them must say the same."""
     tasks = _tasks_among(ranks, plan)
     needs = sorted({f"{need.kernel} {need.dtype} {need.m} x {need.k}" for need in (task.need for task in tasks)})
     devices = {matrix.parameter.device for matrix in _matrices_among(ranks, plan)}
-    faults = "".join(f"; Triton fails ({fault})" for fault in sorted(filter(None, map(triton_fault, devices))))
-    return f"to measure here: {', '.join(needs) or 'nothing'}{faults}"
+    # Without the error itself, which may name a path or a device of this rank.
+    fault = "; Triton fails here, explain() says why" if any(map(triton_fault, devices)) else ""
+    return f"kernels that can be measured: {', '.join(needs) or 'none'}{fault}"
 
 
 def ordered(sets: Iterable[Ranks]) -> list[Ranks]:

@@ -11,6 +11,8 @@ from typing import Any, Iterator, Mapping, NamedTuple, Optional
 
 from torch import Tensor
 
+from ..plan.layout import local_part
+
 Entry = Mapping[str, Any]  # what a state has of one parameter
 
 
@@ -18,6 +20,7 @@ class _Change(NamedTuple):
     p: Tensor
     before: Optional[Entry]
     after: Optional[Entry]
+    versions: list[int]  # of the tensors of `after`, which rise with each change in place
 
 
 class StateChanges:
@@ -34,8 +37,8 @@ class StateChanges:
             yield
         finally:
             after = _entries(state)
-            changes = (_Change(p, before.get(p), after.get(p)) for p in {**before, **after})
-            self._changes += [change for change in changes if not _are_same(change.before, change.after)]
+            pairs = ((p, before.get(p), after.get(p)) for p in {**before, **after})
+            self._changes += [_Change(*each, _versions(each[-1])) for each in pairs if not _are_same(*each[1:])]
 
     @contextmanager
     def undone_on_error_(self, state: dict[Tensor, Any]) -> Iterator[None]:
@@ -46,18 +49,33 @@ class StateChanges:
             self._undo_(state)
             raise
         finally:
-            self._changes.clear()
+            self.forget()
+
+    def forget(self) -> None:
+        """Keep nothing of what was recorded."""
+        self._changes.clear()
 
     def _undo_(self, state: dict[Tensor, Any]) -> None:
-        for p, before, after in reversed(self._changes):
-            if _are_same(_entries(state).get(p), after):  # else somebody has changed it since
-                state.pop(p, None)
-                state.update({} if before is None else {p: before})
+        for p, before, after, versions in reversed(self._changes):
+            now = _entries(state).get(p)
+            if not _are_same(now, after) or _versions(now) != versions:
+                continue  # somebody has changed it since
+            if before is None:
+                del state[p]
+            else:
+                entry = state.setdefault(p, {})
+                entry.clear()
+                entry.update(before)
 
 
 def _entries(state: Mapping[Tensor, Any]) -> dict[Tensor, Entry]:
     """Return copies of the entries, which have the same tensors."""
     return {p: dict(entry) for p, entry in state.items() if isinstance(p, Tensor) and isinstance(entry, dict)}
+
+
+def _versions(entry: Optional[Entry]) -> list[int]:
+    tensors = [local_part(value) for value in (entry or {}).values() if isinstance(value, Tensor)]
+    return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
 
 def _are_same(one: Optional[Entry], other: Optional[Entry]) -> bool:

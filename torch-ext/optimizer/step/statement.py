@@ -98,7 +98,7 @@ def _absent_somewhere(statements: Mapping[int, Statement], terms: Terms) -> Opti
 
 
 def _unlike_somewhere(statements: Mapping[int, Statement], terms: Terms) -> Optional[str]:
-    """Return a text that names a parameter whose gradient only some ranks redistribute in one way, if there is one."""
+    """Return a text that names a parameter whose gradients ranks would redistribute in unlike ways, if there is one."""
     first, odd = first_difference(statements, lambda statement: statement.redistributed)
     here, there = (dict(statements[rank].redistributed) for rank in (first, odd))
     unlike = [position for position in sorted({*here, *there}) if here.get(position) != there.get(position)]
