@@ -219,10 +219,9 @@ def copies_added_later(kernel, case: Case):
     """Ranks 0 and 1 add a vector of which they have unlike copies; return the errors of that step and the next."""
     optimizer, params = made(kernel, case)
     assert step(optimizer, params) is None
-    added = []
+    added, mesh = [], DeviceMesh("cpu", [0, 1])
     if dist.get_rank() < 2:
         values = torch.full((8,), float(dist.get_rank()))
-        mesh = DeviceMesh("cpu", [0, 1])
         added = [nn.Parameter(DTensor.from_local(values, mesh, [Replicate()], run_check=False))]
         optimizer.add_param_group({"params": [("added.bias", *added)]})
     first = step(optimizer, [*params, *added])

@@ -73,4 +73,4 @@ def test_the_memory_of_copies_is_that_of_the_page(kernel, monkeypatch, update, m
 
 def test_the_page_says_so(repository):
     page = (repository / "docs/master_weights.md").read_text()
-    assert "at most {adamw} bytes an element, those of NAdamW {nadamw}, for 2^25".format(**BYTES) in page
+    assert "at most {adamw} bytes an element (NAdamW: {nadamw}) of 2^25 elements".format(**BYTES) in page
