@@ -167,6 +167,8 @@ WEIGHT_NORM = {
     for role in ("q_proj", "k_proj")
     for i, cols in enumerate((1, 8))
 }
+# loralib's, where the frozen weights are in no optimizer. A factor's rows are no heads.
+LORA = {f"a.{role}.lora_{factor}": (8, 8) for role in ("q_proj", "k_proj") for factor in "AB"}
 # Heads one after the other, though indices say that two of three queries share the first of two keys.
 BY_INDEX = {"head_dim": 4, "num_kv_heads": 2, "by_head": True, "q_indices": [0, 1, 2], "k_indices": [0, 0, 1]}
 
@@ -176,6 +178,7 @@ BY_INDEX = {"head_dim": 4, "num_kv_heads": 2, "by_head": True, "q_indices": [0, 
     [
         ({"head_dim": 4}, {"mlp.up.weight": (8, 8)}, "finds no query and key weights"),
         ({"head_dim": 4}, WEIGHT_NORM, "finds no query and key weights"),
+        ({"head_dim": 4}, LORA, "finds no query and key weights"),
         ({"head_dim": 4}, {"a.q_proj.weight": (8, 8)}, "one fused weight, or query and key, in 'a'"),
         ({"head_dim": 3}, pair(2), r"whole heads of 3 rows in layers\.0\.self_attn\.q_proj\.weight"),
         ({"head_dim": 4}, pair(3, 2), "3 query heads .* cannot share 2 key heads"),

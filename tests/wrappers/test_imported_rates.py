@@ -199,6 +199,17 @@ def test_rates_of_timm_are_a_base_and_a_scale(kernel, how):
     assert rates(optimizer) == pytest.approx([0.02, 0.005], **ROUNDED)
 
 
+def test_rates_of_timm_may_begin_at_zero(kernel):
+    """A warm-up without an `initial_lr` gives no ratio, so both halves have the rate that the file has."""
+    _, state_dict, source, _, _ = timm_case()
+    (group,) = state_dict["param_groups"]
+    del group["fallback_lr_scale"]
+    group.update(lr=0.0, adamw_lr=0.01)
+    optimizer = halves(kernel)
+    kernel.import_state(optimizer, state_dict, source)
+    assert rates(optimizer) == [0.0, 0.0]
+
+
 def test_a_ratio_needs_one_rate_of_matrices(kernel):
     params = named_parameters()
     groups = [{"params": [(name, params[name])], "use_muon": True} for name in MATRICES]

@@ -41,6 +41,14 @@ def test_patterns_may_name_roles(kernel):
     assert [[name for name, _ in group["params"]] for group in groups if group["role"] == "mine"] == [["gate.weight"]]
 
 
+def test_a_pattern_matches_names_with_and_without_those_of_wrappers(kernel):
+    """torch.compile puts `_orig_mod` before each name."""
+    model = torch.compile(Network())
+    for pattern in ("gate.weight", "_orig_mod.gate.weight"):
+        groups = kernel.groups_for(model, patterns={pattern: {"use_muon": True}})
+        assert chosen(groups)["_orig_mod.gate.weight"].startswith(f"pattern:{pattern}")
+
+
 @pytest.mark.parametrize(
     "patterns, words",
     [
