@@ -240,3 +240,14 @@ def test_counts_may_have_a_dimension(rules):
     states = [state._replace(step=state.step.reshape(1)) for state in others[2][:1]] + others[2][1:]
     take_step(rules, others[0], others[1], states, rule(rules))
     assert all(map(torch.equal, tensors(others[0], others[2]), tensors(expected[0], expected[2])))
+
+
+def test_cautious_decay_goes_by_the_sign_of_the_update(rules):
+    """Not by that of the average, which the last gradient may not have turned yet: 0.05 here, and N is -0.8."""
+    steps = []
+    for decay in (0.0, 0.5):
+        p, gradient, average = (torch.tensor([value], dtype=torch.float64) for value in (1.0, -8.5, 1.0))
+        changed = rule(rules, weight_decay=decay, decay_mode="cautious")
+        take_step(rules, [p], [gradient], [State(average, torch.ones_like(p), torch.tensor(1.0))], changed)
+        steps.append(p)
+    assert torch.equal(*steps)
