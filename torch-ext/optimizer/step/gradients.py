@@ -127,9 +127,9 @@ def redistribute_(
     """Lay the gradients of these numbers out as their parameters are; `p.grad` stays as it is.
 
     Collective: all ranks of a parameter's mesh must call it for the same parameters. Under tensor parallelism a rank
-    may have one term of a sum, or the whole gradient of a sharded parameter. The sets of ranks in
-    `skipping` change nothing in this step, as after they disagreed, and do not wait for each other: zeros take the
-    place of their gradients.
+    may have one term of a sum, or the whole gradient of a sharded parameter. The sets of ranks in `skipping` change
+    nothing in this step, as after they disagreed, and do not wait for each other: zeros take the place of their
+    gradients.
     """
     members = {number: layout_of("", params[number]).mesh.members for number in numbers}
     # In the order of the sets of ranks, which is the same everywhere: that of parameters of two meshes may not be.

@@ -57,7 +57,7 @@ class StateChanges:
 
     def _undo_(self, state: dict[Tensor, Any]) -> None:
         for p, before, after, versions in reversed(self._changes):
-            now = _entries(state).get(p)
+            now = state.get(p)
             if not _are_same(now, after) or _versions(now) != versions:
                 continue  # somebody has changed it since
             if before is None:
