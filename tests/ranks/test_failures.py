@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.backends import on_every_backend
+from tests.support.backends import on_every_backend, read_last_step
 from tests.support.inside import muon_settings
 from tests.support.sharded_models import LAYOUTS, Case, Layout, Spec, assert_as_alone, part_of
 
@@ -151,7 +151,7 @@ def error_of_step(case: Case, optimizer, params, step: int) -> str:
     """Return the error that a step ends with, on a GPU the call behind it, which waits for the step's result."""
     with pytest.raises(RuntimeError) as caught:
         take_steps(case, optimizer, params, range(step, step + 1))
-        optimizer.state_dict()
+        read_last_step(optimizer)
     return str(caught.value)
 
 

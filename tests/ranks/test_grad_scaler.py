@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.support.backends import on_every_backend
+from tests.support.backends import on_every_backend, read_last_step
 from tests.support.rank_pool import device_of_ranks, one_by_one
 from tests.support.sharded_models import (
     LAYOUTS,
@@ -117,7 +117,7 @@ def error_of_scales(kernel, case: Case, scales):
     optimizer.found_inf = torch.zeros((), device=device_of_ranks())
     with pytest.raises(RuntimeError) as caught:
         optimizer.step()
-        optimizer.state_dict()
+        read_last_step(optimizer)
     return str(caught.value)
 
 

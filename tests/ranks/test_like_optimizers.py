@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tests.ranks.test_failures import everything
 from tests.ranks.test_one_step import BIAS, MODEL, SMALL, built, set_gradients
-from tests.support.backends import on_every_backend
+from tests.support.backends import on_every_backend, read_last_step
 from tests.support.sharded_models import LAYOUTS, Case, Spec
 
 
@@ -41,7 +41,7 @@ def two_in_this_turn(kernel, case: Case, what: str):
             before = everything(optimizer, params)
             try:
                 optimizer.step()
-                optimizer.state_dict()
+                read_last_step(optimizer)
             except (RuntimeError, ValueError) as error:
                 return type(error).__name__, str(error), all(map(torch.equal, before, everything(optimizer, params)))
     return None
@@ -92,7 +92,7 @@ def unlike_in_turn(kernel):
             set_gradients(case, params, step)
             try:
                 optimizer.step()
-                optimizer.state_dict()
+                read_last_step(optimizer)
             except RuntimeError as error:
                 return str(error)
     return None
@@ -162,7 +162,7 @@ def numbered_after_others(kernel, case: Case) -> None:
     for step in (1, 2):
         set_gradients(case, params, step)
         optimizer.step()
-    optimizer.state_dict()
+    read_last_step(optimizer)
 
 
 @on_every_backend()
@@ -211,7 +211,7 @@ def error_beside_a_copy(kernel, case: Case) -> str:
     set_gradients(case, params, 1)
     with pytest.raises(RuntimeError) as caught:
         second.step()
-        second.state_dict()
+        read_last_step(second)
     del kept
     return str(caught.value)
 

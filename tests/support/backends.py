@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 
 def on_every_backend(ranks: int = 4) -> pytest.MarkDecorator:
     """Run a test with `pools` over gloo and, where there are as many GPUs as it has ranks, over NCCL."""
     nccl = pytest.param("nccl", marks=pytest.mark.multi_gpu(ranks))
     return pytest.mark.parametrize("pools", ["gloo", nccl], indirect=True)
+
+
+def read_last_step(optimizer: torch.optim.Optimizer) -> None:
+    """Raise what the next step would: on a GPU only that one reads what on a CPU the last step has raised.
+
+    All ranks must call it.
+    """
+    optimizer._check_last_step()

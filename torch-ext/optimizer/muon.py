@@ -53,11 +53,12 @@ from .step.graphs import UpdateGraphs
 from .step.master_weights import load_master_weights, master_weights
 from .step.metrics import gradient_norms, update_metrics
 from .step.planned import Planned
-from .step.rank_agreement import RankAgreement, read_all
+from .step.rank_agreement import RankAgreement
 from .step.rank_tuning import measure_stages, to_measure
 from .step.recipe import StepContext, snapshot
 from .step.state import checked_parameters, copy_loaded_
 from .step.traced import handle_of, is_traceable, traced_step
+from .step.unread_meetings import check_last_meeting, read_all
 from .step.update import scale_other_rows_, update_matrices_
 from .step.warmup import compile_stages, connect_stages, warm_up
 from .tuning.progress import Line, Progress
@@ -444,10 +445,10 @@ class Muon(Optimizer):
     def master_weights(self) -> dict[str, Tensor]:
         """Return, by name, the float32 value of each parameter with `master_weights`: new tensors, sharded alike.
 
-        `{**model.state_dict(), **optimizer.master_weights()}` is a plain float32 checkpoint. Raises RuntimeError if the
-        last step or load failed halfway; ValueError if two such parameters have the same name.
+        `{**model.state_dict(), **optimizer.master_weights()}` is a plain float32 checkpoint. Raises RuntimeError as
+        `state_dict` does; ValueError if two such parameters have the same name.
         """
-        self._check_last_step()
+        self._check_before_save()
         self._refresh()
         return master_weights(self.param_groups, self.state)
 
@@ -498,10 +499,10 @@ class Muon(Optimizer):
         that the optimizer has.
 
         Raises RuntimeError while a step is running, as in a signal handler, if the last step or load failed halfway,
-        or, once, if ranks on GPUs did not take the same step.
+        or, once, if ranks on GPUs did not take the same step. It sends nothing, so one rank may call it alone.
         """
         with torch.inference_mode(False):  # As for a step. Hooks of users run in the caller's mode.
-            self._check_last_step()
+            self._check_before_save()
             self._refresh()
             self._planned.synchronize()
         # It runs before hooks of users, which may return anything.
@@ -645,3 +646,8 @@ class Muon(Optimizer):
         """Raise RuntimeError as `check_complete` does, or, once, if ranks did not take the same step."""
         self._change.check_complete()
         read_all(self._planned.plan.terms)
+
+    def _check_before_save(self) -> None:
+        """Raise what `_check_last_step` does, but without a message to other ranks, as one rank may save alone."""
+        self._change.check_complete()
+        check_last_meeting(self._planned.plan.terms)

@@ -48,6 +48,7 @@ class Meeting:
 
     def __init__(self, ranks: Ranks, terms: Terms, statement: Statement):
         self.ranks, self.terms, self._statement = ranks, terms, statement
+        self.is_told = False  # whether the user has heard that the ranks disagreed
         self._counted_in: Counter[Ranks] = Counter()
         self._names = listed(terms.names)
         self._grad_scale: Optional[Tensor] = None

@@ -21,12 +21,10 @@ from ..rules.scaling import UNSCALED, GradientScaling, Scalings
 from .copies import differences_of_copies
 from .meeting import Meeting, raise_disputes
 from .statement import Statement, absent_of, redistributed_of
+from .unread_meetings import forget_unread, keep_unread, read_all
 
 _SERIALS = itertools.count()
 _LIVING: weakref.WeakSet[RankAgreement] = weakref.WeakSet()
-# Results of meetings that the host has not read yet, by ranks. The next optimizer by which these ranks meet reads them
-# first, on all ranks, whichever optimizer's step it was.
-_UNREAD: dict[Ranks, tuple[weakref.ref, Meeting]] = {}
 # The largest number that an optimizer of these ranks has received.
 _NUMBERS: Counter[Ranks] = Counter()
 
@@ -116,7 +114,7 @@ class RankAgreement:
         errors += _errors_elsewhere(sorted(here), bool(errors))
         if errors:
             for ranks, _ in here:
-                _UNREAD.pop(ranks, None)  # these ranks have an error already, but in the chains that were named
+                forget_unread(ranks)  # these ranks have an error already, but in the chains that were named
             raise errors[0]
         self._compared.update(terms)
 
@@ -167,7 +165,7 @@ class RankAgreement:
             if meeting.all_are_new():
                 first_met.append((ranks, shared))
             elif not meeting.is_known:
-                _keep_unread(meeting)
+                keep_unread(meeting)
                 continue
             error = meeting.mismatch(groups, is_new)
             if error is not None:  # raised after the loop, so that no other rank waits
@@ -181,7 +179,7 @@ class RankAgreement:
         self._registered.update(registered)  # only now: a mistake that is repeated stops the same ranks again
         for meeting in meetings:
             if not meeting.is_known:
-                _keep_unread(meeting)
+                keep_unread(meeting)
         return meetings, overflows
 
     def _seniority(self, ranks: Ranks) -> int:
@@ -217,18 +215,6 @@ def _errors_elsewhere(sets: Sequence[tuple[Ranks, Terms]], has_failed: bool) -> 
                 )
             )
     return errors
-
-
-def _keep_unread(meeting: Meeting) -> None:
-    _UNREAD[meeting.ranks] = weakref.ref(dist.group.WORLD), meeting
-
-
-def read_all(terms: Mapping[Ranks, Terms]) -> None:
-    """Raise RuntimeError, once, if ranks that share parameters disagreed at their last meeting; the host waits."""
-    if not _UNREAD:
-        return
-    unread = [_UNREAD.pop(ranks) for ranks in sorted(terms) if ranks in _UNREAD]
-    raise_disputes(meeting for world, meeting in unread if world() is dist.group.WORLD)
 
 
 def _new_number(ranks: Ranks, terms: Terms) -> int:
