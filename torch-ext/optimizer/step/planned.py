@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any, ContextManager, Optional, Sequence
 
 from torch import Tensor
@@ -125,19 +124,19 @@ class Planned:
         return True
 
     def _make_plan_(self, groups: Sequence[dict[str, Any]], state: dict[Tensor, Any]) -> None:
-        """Make a plan, after bringing `state` in line with groups in place."""
+        """Make a plan, after bringing `state` in line with groups in place; if that raises, `state` is as before."""
         self.forget()
         named = [(group, *pair) for group in groups for pair in named_parameters(group)]
-        # The first plan finds the state of an optimizer that was made or loaded just now: nothing to come back to.
-        with nullcontext() if self._known_state is None else self._state_changes.recorded(state):
+        with self._state_changes.recorded(state):
             bring_states_(groups, state, self._replica_ranks)
-        self.plan = make_plan(groups, state, self._exchange, self._replica_ranks, self._common_line())
-        if not self.plan.terms:
+            self.plan = make_plan(groups, state, self._exchange, self._replica_ranks, self._common_line())
+            self._agreement.follow(self.plan.terms, groups_of(p for *_, p in named))
+            if self._clip is not None:
+                self._clip.follow([name for _, name, _ in named], [p for _, _, p in named], self._replica_ranks)
+                self._clip.check_rows({name for group, name, _ in named if group["transposed"]})
+        # The first plan has the state of an optimizer that was made or loaded just now: nothing to come back to.
+        if self._known_state is None or not self.plan.terms:
             self._state_changes.forget()
-        self._agreement.follow(self.plan.terms, groups_of(p for *_, p in named))
-        if self._clip is not None:
-            self._clip.follow([name for _, name, _ in named], [p for _, _, p in named], self._replica_ranks)
-            self._clip.check_rows({name for group, name, _ in named if group["transposed"]})
 
     def _common_line(self) -> str:
         """Return what ranks compare besides parameters and settings."""

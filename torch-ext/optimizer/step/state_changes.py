@@ -1,13 +1,14 @@
-"""What new plans have changed in the state, kept until ranks agree about the plan, so that it can be undone.
+"""What new plans have changed in the state, kept until they are made and ranks agree about them, so it can be undone.
 
-If a user changes a setting on one rank alone, the new plan may drop second moments there, and the step fails because
-the other ranks have another plan. When the user sets it back, the moments must be back, too.
+If a user changes a setting, the new plan may drop second moments, and then turn out to be impossible. Or the setting
+was changed on one rank alone, and the step fails because the other ranks have another plan. When the user sets it back,
+the moments must be back, too.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Iterator, Mapping, NamedTuple, Optional
+from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 from torch import Tensor
 
@@ -31,14 +32,14 @@ class StateChanges:
 
     @contextmanager
     def recorded(self, state: dict[Tensor, Any]) -> Iterator[None]:
-        """Record which entries of `state` change inside, also if that raises."""
+        """Record which entries of `state` change inside. If that raises, undo it in place."""
         before = _entries(state)
         try:
             yield
-        finally:
-            after = _entries(state)
-            pairs = ((p, before.get(p), after.get(p)) for p in {**before, **after})
-            self._changes += [_Change(*each, _versions(each[-1])) for each in pairs if not _are_same(*each[1:])]
+        except BaseException:
+            _undo_(_changes(before, state), state)
+            raise
+        self._changes += _changes(before, state)
 
     @contextmanager
     def undone_on_error_(self, state: dict[Tensor, Any]) -> Iterator[None]:
@@ -46,7 +47,7 @@ class StateChanges:
         try:
             yield
         except BaseException:
-            self._undo_(state)
+            _undo_(self._changes, state)
             raise
         finally:
             self.forget()
@@ -55,17 +56,26 @@ class StateChanges:
         """Keep nothing of what was recorded."""
         self._changes.clear()
 
-    def _undo_(self, state: dict[Tensor, Any]) -> None:
-        for p, before, after, versions in reversed(self._changes):
-            now = state.get(p)
-            if not _are_same(now, after) or _versions(now) != versions:
-                continue  # somebody has changed it since
-            if before is None:
-                del state[p]
-            else:
-                entry = state.setdefault(p, {})
-                entry.clear()
-                entry.update(before)
+
+def _changes(before: Mapping[Tensor, Entry], state: Mapping[Tensor, Any]) -> list[_Change]:
+    """Return how the entries of `state` differ from those that were there before."""
+    after = _entries(state)
+    pairs = ((p, before.get(p), after.get(p)) for p in {**before, **after})
+    return [_Change(*each, _versions(each[-1])) for each in pairs if not _are_same(*each[1:])]
+
+
+def _undo_(changes: Sequence[_Change], state: dict[Tensor, Any]) -> None:
+    """Bring the entries of `state` back to what they were, but those that somebody has changed since."""
+    for p, before, after, versions in reversed(changes):
+        now = state.get(p)
+        if not _are_same(now, after) or _versions(now) != versions:
+            continue
+        if before is None:
+            del state[p]
+        else:
+            entry = state.setdefault(p, {})
+            entry.clear()
+            entry.update(before)
 
 
 def _entries(state: Mapping[Tensor, Any]) -> dict[Tensor, Entry]:
