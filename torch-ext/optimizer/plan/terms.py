@@ -47,6 +47,11 @@ class Terms(NamedTuple):
     weight: int  # this rank's `counterweight` among all of these ranks
     digest: str  # of the common line and the lines
 
+    def parameter(self, position: int, groups: Sequence[Group]) -> Tensor:
+        """Return the parameter at a position of `names`."""
+        number, place = self.group_positions[position]
+        return groups[number]["params"][place]
+
     def settings(self, groups: Sequence[Group]) -> str:
         """Return the settings that schedulers and users may change between steps, and `kernels`, as lines of a text."""
         of_groups = {number: BETWEEN.join(_shown(_live_settings(groups[number]))) for number, _ in self.group_positions}

@@ -54,7 +54,7 @@ def differences_of_copies(
 
 def _checksums(copies: RankSets, terms: Terms, groups: Sequence[Group], state: State, with_frozen: bool) -> Checksums:
     """Return a checksum of each tensor of which this rank has a replica."""
-    parameters = [(position, _parameter(position, terms, groups)) for position in copies.positions]
+    parameters = [(position, terms.parameter(position, groups)) for position in copies.positions]
     compared = [(position, p) for position, p in parameters if with_frozen or p in state]
     keyed = [pair for position, p in compared for pair in _tensors(position, p, terms, state)]
     if not keyed:
@@ -87,11 +87,6 @@ def _integers(local: Tensor) -> Tensor:
     # Replicas may lie in memory differently.
     is_aligned = narrow.storage_offset() * narrow.element_size() % 8 == 0 == narrow.data_ptr() % 8
     return (narrow if is_aligned else narrow.clone()).view(torch.int64)
-
-
-def _parameter(position: int, terms: Terms, groups: Sequence[Group]) -> Tensor:
-    group, index = terms.group_positions[position]
-    return groups[group]["params"][index]
 
 
 def _tensors(position: int, p: Tensor, terms: Terms, state: State) -> Iterator[tuple[Key, Tensor]]:

@@ -49,7 +49,7 @@ def absent_of(terms: Terms, groups: Sequence[Group]) -> tuple[frozenset[int], ..
     """
 
     def is_absent(i: int) -> bool:
-        return _parameter_at(i, terms, groups).grad is None
+        return terms.parameter(i, groups).grad is None
 
     return tuple(frozenset(filter(is_absent, each.positions)) for each in _gradient_sets(terms))
 
@@ -63,7 +63,7 @@ def redistributed_of(
     """
     if not layouts:
         return ()
-    texts = (layouts.get(_parameter_at(i, terms, groups)) for i in range(len(terms.names)))
+    texts = (layouts.get(terms.parameter(i, groups)) for i in range(len(terms.names)))
     return tuple((i, text) for i, text in enumerate(texts) if text is not None)
 
 
@@ -114,8 +114,3 @@ def _unlike_somewhere(statements: Mapping[int, Statement], terms: Terms) -> Opti
 def _gradient_sets(terms: Terms) -> tuple[RankSets, ...]:
     """Return the parameters that need a gradient on all ranks of a set or on none."""
     return (*terms.copies, *terms.local_shards)
-
-
-def _parameter_at(position: int, terms: Terms, groups: Sequence[Group]) -> Tensor:
-    number, index = terms.group_positions[position]
-    return groups[number]["params"][index]
