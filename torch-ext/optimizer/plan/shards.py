@@ -56,9 +56,7 @@ class Shards:
         if not self.has_something(index, rank):
             return Part((), ())
         _, rows, cols = self._runs(rank)
-        number = index % len(self.view.rows)
-        start = sum(self.view.rows[:number])
-        return Part(within(rows, start, start + self.view.rows[number]), cols)
+        return Part(within(rows, *self._bounds[index % len(self.view.rows)]), cols)
 
     def largest_part(self, index: int) -> int:
         """Return at least as many elements as any rank holds of the matrix at `index`.
@@ -73,8 +71,7 @@ class Shards:
         """Return a view of the local tensor of `rank` as parts of matrices, and the index of each part's matrix."""
         stack, rows, cols = self._runs(rank)
         stacked = [index for start, stop in stack for index in range(start, stop)]
-        ends = itertools.accumulate(self.view.rows)
-        counts = tuple(length(within(rows, end - count, end)) for count, end in zip(self.view.rows, ends))
+        counts = tuple(length(within(rows, start, end)) for start, end in self._bounds)
         view = replace(self.view, stack=len(stacked), rows=counts, cols=length(cols))
         return view, tuple(index * len(counts) + part for index in stacked for part in range(len(counts)))
 
@@ -117,6 +114,12 @@ class Shards:
         return self.layout.copies
 
     @functools.cached_property
+    def _bounds(self) -> tuple[tuple[int, int], ...]:
+        """For each of the matrices into which rows are split: its first row, and the one behind its last."""
+        ends = (0, *itertools.accumulate(self.view.rows))
+        return tuple(zip(ends, ends[1:]))
+
+    @functools.cached_property
     def _holders_in_stack(self) -> Optional[dict[int, tuple[int, ...]]]:
         """The holders of each index of a stack's first dimension; None if all ranks hold all of it."""
         return _holders(self.layout) if self.layout.split_dims & {*self.view.stack_axes} else None
@@ -128,11 +131,7 @@ class Shards:
         if not dims <= {*self.view.stack_axes, rows}:
             return (False,) * len(self.view.rows)
         cuts = _cuts(self.layout, rows) if rows in dims else ()
-        ends = itertools.accumulate(self.view.rows)
-        return tuple(
-            bisect.bisect_right(cuts, end - count) == bisect.bisect_left(cuts, end)
-            for count, end in zip(self.view.rows, ends)
-        )
+        return tuple(bisect.bisect_right(cuts, start) == bisect.bisect_left(cuts, end) for start, end in self._bounds)
 
     def _runs(self, rank: int) -> tuple[Runs, Runs, Runs]:
         """Return the positions in the stack, the rows and the columns that `rank` holds."""
