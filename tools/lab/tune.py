@@ -120,11 +120,11 @@ def predicted_times(lab: Lab, task, entry: dict, torchs_count: int) -> dict[str,
     torch's product was timed for `torchs_count` matrices, and its times are those of as many as the entry has.
     `benchmarks.predicted_step` predicts the compiled product's, for which the lab must have timed a copy.
     """
-    (kernel, _, m, k), kind = task.need, lab.kernel.kernels.tuned.Config
+    (kernel, _, m, k), tuned = task.need, lab.kernel.kernels.tuned
     gpu, copied = lab.kernel.kernels.machine.gpu_of(task.device), copied_in_a_second(lab)
     if kernel != PRODUCT or gpu is None or copied is None:
         return {}
-    size, config = (entry["count"], m, k), kind(*(entry[field] for field in kind._fields))
+    size, config = (entry["count"], m, k), tuned.config_of(entry, tuned.Config)
     ours = in_config(lab.kernel, gpu, size, config, copied)
     if ours is None:
         return {}
@@ -202,7 +202,7 @@ def incumbent(lab: Lab, kernel: str, dtype: torch.dtype, size: tuple[int, int]) 
     entries = [(e["m"], e["k"], e) for e in listed]
     nearest = lab.kernel.kernels.measurements.nearest_of(entries, *size)
     if nearest is not None and (kernel == PRODUCT or nearest["side"] == tuned.padded_side(size[0])):
-        return Launch(kernel, dtype, kind(*(nearest[field] for field in kind._fields)))
+        return Launch(kernel, dtype, tuned.config_of(nearest, kind))
     if kernel == SMALL:
         return Launch(kernel, dtype, tuned.safe_small_config(target(lab), dtype, size[0]))
     if lab.tiny:

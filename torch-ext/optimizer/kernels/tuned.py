@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import Any, Mapping, NamedTuple, Optional
 
 import torch
 
@@ -127,11 +127,12 @@ def chosen_config(
     entry = nearest(device_name, dtype, *shape, among=among) if aligned else None
     if entry is None:
         return safe_config(target, dtype, shape[0], descriptors, aligned)
-    return _config_of(entry)
+    return config_of(entry, Config)
 
 
-def _config_of(entry: dict) -> Config:
-    return Config(*(entry[field] for field in Config._fields))
+def config_of(entry: Mapping[str, Any], kind: type) -> Any:
+    """Return the Config or SmallConfig of an entry of measurements."""
+    return kind(*(entry[field] for field in kind._fields))
 
 
 def safe_config(target: Target, dtype: torch.dtype, m: int, descriptors: bool, aligned: bool) -> Config:
@@ -177,7 +178,7 @@ def chosen_small_config(device_name: str, target: Target, dtype: torch.dtype, sh
     entry = nearest(device_name, dtype, *shape, kernel="small_polar")
     if entry is None or entry["side"] != padded_side(shape[0]):
         return safe_small_config(target, dtype, shape[0])
-    return SmallConfig(*(entry[field] for field in SmallConfig._fields))
+    return config_of(entry, SmallConfig)
 
 
 def safe_small_config(target: Target, dtype: torch.dtype, m: int) -> SmallConfig:
@@ -245,5 +246,5 @@ def _known_to_be_compiled(
     here = [entry for entry, _ in sizes_here(key, *kernel, among)]
     known = here, shipped_entries(key, *kernel)
     return tuple(
-        tuple((entry["m"], entry["k"], _config_of(entry) in COMPILED) for entry in entries) for entries in known
+        tuple((entry["m"], entry["k"], config_of(entry, Config) in COMPILED) for entry in entries) for entries in known
     )

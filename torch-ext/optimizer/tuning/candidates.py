@@ -15,6 +15,7 @@ from ..kernels.tuned import (
     COMPILED,
     Config,
     SmallConfig,
+    config_of,
     padded_side,
     safe_config,
     safe_small_config,
@@ -45,8 +46,7 @@ def small_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[Smal
 
 
 def _shipped(device: torch.device, dtype: torch.dtype, kernel: str, kind: type) -> list:
-    entries = shipped_entries(key_of(device), kernel, dtype_name(dtype))
-    return [kind(*(entry[field] for field in kind._fields)) for entry in entries]
+    return [config_of(entry, kind) for entry in shipped_entries(key_of(device), kernel, dtype_name(dtype))]
 
 
 def _distinct(configs: Iterable) -> list:
