@@ -29,8 +29,3 @@ def library_name() -> Optional[str]:
     The library registers its operations in the namespace of this name.
     """
     return next((path.name.partition(".")[0] for path in libraries()), None)
-
-
-def has_library() -> bool:
-    """Whether a compiled library is in the variant's folder."""
-    return library_name() is not None

@@ -7,7 +7,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Optional
 
-from .build_metadata import FILE, VARIANT, has_library, read_metadata
+from .build_metadata import FILE, VARIANT, libraries, read_metadata
 
 
 @dataclass(frozen=True)
@@ -50,5 +50,5 @@ def build_info() -> BuildInfo:
         dirty=source.get("dirty"),
         builder=provenance.get("kernel-builder", {}).get("version"),
         pin=hashlib.sha256(FILE.read_bytes()).hexdigest(),
-        kind="compiled" if has_library() else "portable",
+        kind="compiled" if libraries() else "portable",
     )
