@@ -143,7 +143,7 @@ def test_the_model_chooses_where_nothing_was_measured(kernel, monkeypatch):
 def test_symmetric_branch_gives_the_product_in_place_or_new(kernel, monkeypatch, shape):
     """On a CPU the kernel's stand-in runs: shapes, results in place and gradients are what this shows."""
     launched, symmetric = [], kernel.kernels.gram_matrix.symmetric_product
-    monkeypatch.setattr(kernel.kernels.gram_matrix, "symmetric_gain", lambda *_: 2.0)
+    monkeypatch.setattr(kernel.kernels.gram_matrix, "symmetric_choice", lambda *_: kernel.kernels.gains.Gain(2.0))
     monkeypatch.setattr(
         kernel.kernels.gram_matrix,
         "symmetric_product",

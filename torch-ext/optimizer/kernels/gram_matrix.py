@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
 from .autocast import without_autocast
+from .normalization import as_batch
 from .products import symmetric_choice, symmetric_product
 from .tracing import is_transformed
 
@@ -27,20 +27,15 @@ def matmul_transpose(X: Tensor, out: Optional[Tensor] = None) -> Tensor:
         raise ValueError(f"matmul_transpose needs real floating-point X (..., m, k), got {tuple(X.shape)} {X.dtype}")
     if out is not None:
         _check_result(out, X)
-    if is_transformed(X) or (symmetric_gain(X.device, X.dtype, *X.shape[-2:]) or 0) < 1:
+    if is_transformed(X) or (symmetric_choice(X.device, X.dtype, *X.shape[-2:]).gain or 0) < 1:
         with without_autocast(X.device.type):
             return torch.matmul(X, X.mT, out=out)
-    batch = X.reshape(math.prod(X.shape[:-2]), *X.shape[-2:])
+    batch = as_batch(X)
     if out is not None and out.is_contiguous():
         symmetric_product(batch, batch.mT, out=out.view(len(batch), X.size(-2), X.size(-2)))
         return out
     product = symmetric_product(batch, batch.mT).reshape(*X.shape[:-1], X.size(-2))
     return product if out is None else out.copy_(product)
-
-
-def symmetric_gain(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Optional[float]:
-    """Return torch's time divided by the symmetric kernel's for (m, k) on this device; None if it is not known."""
-    return symmetric_choice(device, dtype, m, k).gain
 
 
 def _check_result(out: Any, X: Tensor) -> None:

@@ -33,7 +33,7 @@ def normalize(
     """
     norm = frobenius_norm(G) if norm is None else norm
     if native_passes_take(G, work_dtype):
-        batch = _as_batch(G)
+        batch = as_batch(G)
         # Products on a CPU need contiguous rows. Those on a GPU take tall matrices as they are.
         as_given = torch.contiguous_format if G.device.type == "cpu" else torch.preserve_format
         new = out is None
@@ -53,7 +53,7 @@ def frobenius_norm(X: Tensor) -> Tensor:
     exact = exact_dtype(X.device)
     if native_passes_take(X):
         norms = X.new_empty(*X.shape[:-2], 1, 1, dtype=exact)
-        frobenius_norm_(norms.view(-1), _as_batch(X))
+        frobenius_norm_(norms.view(-1), as_batch(X))
         return norms
     if exact == torch.float64 and X.dtype != exact:  # squares of narrower dtypes neither overflow nor vanish in float64
         rows = torch.linalg.vector_norm(X, dim=-1, keepdim=True, dtype=torch.float64)
@@ -78,6 +78,6 @@ def has_native_passes(device: torch.device, *dtypes: torch.dtype) -> bool:
     return (IS_PORTABLE or device.type in ("cpu", "cuda")) and torch.float64 not in dtypes
 
 
-def _as_batch(X: Tensor) -> Tensor:
+def as_batch(X: Tensor) -> Tensor:
     """Return X (..., m, n), one matrix or a batch, as (B, m, n)."""
     return X.reshape(math.prod(X.shape[:-2]), *X.shape[-2:])
