@@ -12,7 +12,7 @@ import torch
 from .formats import HALF_DTYPES, dtype_name
 from .machine import gpu_of, key_of
 from .measurement_file import JUDGED
-from .measurements import exact_or_nearest, failed, shipped_entries, sizes_here
+from .measurements import Ranks, exact_or_nearest, failed, shipped_entries, sizes_here
 from .predictions import WORTH, predicted_gain
 from .tracing import constant_while_traced
 
@@ -25,7 +25,7 @@ class Gain(NamedTuple):
 
 
 def gain_of(
-    device: torch.device, dtype: torch.dtype, kernel: str, size: tuple[int, int], among: Optional[tuple[int, ...]]
+    device: torch.device, dtype: torch.dtype, kernel: str, size: tuple[int, int], among: Optional[Ranks]
 ) -> Gain:
     """Return the measured gain of a kernel for a size: measured here, else the nearest shipped one."""
     here = [(m, k, Gain(gain, source)) for m, k, gain, source in measured_sizes(device, dtype, kernel, among)]
@@ -47,7 +47,7 @@ def predicted(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Gain:
 
 @constant_while_traced
 def measured_sizes(
-    device: torch.device, dtype: torch.dtype, kernel: str, among: Optional[tuple[int, ...]]
+    device: torch.device, dtype: torch.dtype, kernel: str, among: Optional[Ranks]
 ) -> tuple[tuple[int, int, Union[float, str], str], ...]:
     """Return m, k, the measured value and its source for every size whose measurement counts here."""
     known = sizes_here(key_of(device), kernel, dtype_name(dtype), among)

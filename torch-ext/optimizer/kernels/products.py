@@ -188,9 +188,7 @@ def _is_long_or_large(m: int, n: int) -> bool:
     return not native_products.fits_a_core(m, n, torch.bfloat16.itemsize) and (m >= 1536 or n >= 3 * m)
 
 
-def symmetric_choice(
-    device: torch.device, dtype: torch.dtype, m: int, k: int, among: Optional[tuple[int, ...]] = None
-) -> Gain:
+def symmetric_choice(device: torch.device, dtype: torch.dtype, m: int, k: int, among: Optional[Ranks] = None) -> Gain:
     """Return torch's time divided by the symmetric kernel's for (m, k), and how it is known.
 
     A measurement made here comes first, then the nearest shipped one, then the prediction. The gain is None if there is
@@ -221,9 +219,7 @@ def triton_fault(device: torch.device) -> str:
     return launch_fault() if supports_triton(device) and gpu_of(device) else ""
 
 
-def small_choice(
-    device: torch.device, dtype: torch.dtype, m: int, n: int, among: Optional[tuple[int, ...]] = None
-) -> Gain:
+def small_choice(device: torch.device, dtype: torch.dtype, m: int, n: int, among: Optional[Ranks] = None) -> Gain:
     """Return the gain of `small_polar` for m x n: the time of separate products divided by that of the one kernel.
 
     The gain is None if nothing was measured, or if the kernel does not take matrices of this size.
