@@ -56,7 +56,7 @@ def choose(kernel, monkeypatch):
     """`choose_iteration` in a dtype that nobody asked for, with the given products."""
 
     def chosen(m, n, device=CPU, dtype=FLOAT32, schedule=("polar_express", 5), table="NATIVE", **circumstances):
-        products = getattr(kernel.kernels.products, table)._replace(source="by default")
+        products = kernel.kernels.products.cpu_tables(FLOAT32)[table]._replace(source="by default")
         monkeypatch.setitem(kernel.iteration.choose_iteration.__globals__, "select_products", lambda *_: products)
         said = kernel.kernels.circumstances.Circumstances(**{"default_dtype": True, **circumstances})
         steps = kernel.schedules.resolve_schedule(*schedule)

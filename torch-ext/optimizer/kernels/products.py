@@ -65,8 +65,6 @@ def with_torchs_affine(products: Products) -> Products:
     return products._replace(affine=one_by_one_affine, name=name, in_place=False, **whole)
 
 
-# In long and in large matrices most work is the product that is not symmetric, and torch's is faster there with AMX.
-NATIVE_SYMMETRIC = with_torchs_affine(NATIVE)
 BATCHED = Products(
     gram=lambda X, out=None: torch.bmm(X, X.mT, out=out),
     gram_affine=lambda A, b, c, a, out=None: add_to_diagonal_(torch.baddbmm(A, A, A, beta=b, alpha=c, out=out), a),
@@ -184,7 +182,10 @@ def _cpu_defaults(dtype: torch.dtype, m: int, n: int) -> Iterator[str]:
 
 
 def _is_long_or_large(m: int, n: int) -> bool:
-    """Whether torch's product that is not symmetric is faster; by `sweep_orthogonalize.py` on two cores with AMX."""
+    """Whether most work is the product that is not symmetric, and torch's is faster.
+
+    By `sweep_orthogonalize.py` on two cores with AMX.
+    """
     return not native_products.fits_a_core(m, n, torch.bfloat16.itemsize) and (m >= 1536 or n >= 3 * m)
 
 
