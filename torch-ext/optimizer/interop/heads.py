@@ -13,7 +13,6 @@ from ..parameters.roles import lora_factor, predicts_further_tokens, role_by_nam
 _TELL = ("get_output_embeddings", "get_classifier")
 # Attributes in which adapters keep the layer that they adapt or replace.
 _ADAPTED = ("base_layer", "original_module")
-_HEAD = "output_head"
 
 
 class Heads(NamedTuple):
@@ -98,7 +97,7 @@ def _holds(module: nn.Module) -> bool:
 def _has_named_head(model: nn.Module) -> bool:
     """Whether a name shows the model's head; heads for further tokens come beside it."""
     named = [(name, p) for name, p in model.named_parameters() if p.ndim > 1 and not predicts_further_tokens(name)]
-    return any((role_by_name(name, tuple(p.shape)) or "").startswith(_HEAD) for name, p in named)
+    return any(_names_a_head(name, tuple(p.shape)) for name, p in named)
 
 
 def _named_heads(network: nn.Module) -> list[nn.Module]:
@@ -110,8 +109,8 @@ def _named_heads(network: nn.Module) -> list[nn.Module]:
     ]
 
 
-def _names_a_head(name: str) -> bool:
-    return (role_by_name(name, (1, 1)) or "").startswith(_HEAD)
+def _names_a_head(name: str, shape: tuple[int, ...] = (1, 1)) -> bool:
+    return (role_by_name(name, shape) or "").startswith("output_head")
 
 
 def _layers_before(head: nn.Module) -> list[nn.Module]:
