@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Mapping, Sequence
 
 from ..parameters.settings import SETTINGS, Group
@@ -19,9 +20,9 @@ def brief(name: str, groups: Sequence[Group], given: Mapping[str, Any], defaults
 
     `given` are its settings; those equal to `defaults` are left out. Groups with the same text share a line.
     """
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for group in groups:
-        counts[_branch(group)] = counts.get(_branch(group), 0) + len(group["params"])
+        counts[_branch(group)] += len(group["params"])
     branches = ", ".join(f"{count} {_parameters(count)} by {branch}" for branch, count in counts.items())
     asked = [key for key in given if key in defaults and key not in _NOT_LISTED]
     others = {key: given[key] for key in asked if given[key] != defaults[key]}

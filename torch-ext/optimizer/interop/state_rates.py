@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Optional, Sequence, Union
+from typing import Any, NamedTuple, Optional, Sequence
 
 from torch import Tensor
 
 from ..parameters.rates import ratio_of
 from ..parameters.setting_values import number_in
 from ..parameters.settings import keeps_norm
+from ..rules.decay import Number
 from .state_sources import Settings
-
-Number = Union[float, Tensor]
 
 
 class Rate(NamedTuple):

@@ -28,11 +28,8 @@ def merged_groups(
     merged = [{**group, **new} for group, new in zip(groups, changes)]
     notes += [*rate_notes, *_other_decay_rates(groups, merged), *_missing_bases(merged, changes)]
     # Lengths are those from before the import, and a load warns of settings in files that have a `state_format`.
-    return [_without(group, LENGTHS, "state_format") for group in merged], notes
-
-
-def _without(group: Settings, *keys: str) -> Settings:
-    return {key: value for key, value in group.items() if key not in keys}
+    left_out = (LENGTHS, "state_format")
+    return [{key: value for key, value in group.items() if key not in left_out} for group in merged], notes
 
 
 def _other_decay_rates(groups: Sequence[Settings], merged: Sequence[Settings]) -> list[str]:
