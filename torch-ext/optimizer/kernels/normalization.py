@@ -35,9 +35,9 @@ def normalize(
     if native_passes_take(G, work_dtype):
         batch = as_batch(G)
         # Products on a CPU need contiguous rows. Those on a GPU take tall matrices as they are.
-        as_given = torch.contiguous_format if G.device.type == "cpu" else torch.preserve_format
+        order = torch.contiguous_format if G.device.type == "cpu" else torch.preserve_format
         new = out is None
-        normalized = torch.empty_like(batch, dtype=work_dtype, memory_format=as_given) if new else out.view(batch.shape)
+        normalized = torch.empty_like(batch, dtype=work_dtype, memory_format=order) if new else out.view(batch.shape)
         normalize_(normalized, batch, norm.reshape(-1), eps, scale)
         return normalized.view(G.shape) if new else out
     exact = torch.promote_types(torch.promote_types(G.dtype, work_dtype), torch.float32)

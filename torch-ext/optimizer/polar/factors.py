@@ -111,8 +111,8 @@ def polar_factors(
         factors = _polar_factor(wide, iteration, eps, norm=broadcast_norms(norms))
         return factors.mT if tall else factors
     if out is None:
-        by_rows = torch.contiguous_format if wide.device.type == "cpu" else torch.preserve_format
-        factors = torch.empty_like(wide, dtype=iteration.work_dtype, memory_format=by_rows)
+        order = torch.contiguous_format if wide.device.type == "cpu" else torch.preserve_format
+        factors = torch.empty_like(wide, dtype=iteration.work_dtype, memory_format=order)
     else:
         factors = out.mT if tall else out
     through_copies = is_transformed(wide)  # autograd and vmap support a copy, but not a product with an `out` argument
@@ -158,14 +158,13 @@ def _polar_factor(
     """
     if iteration.in_one_launch:
         return small_polar.small_polar(G, iteration.gram_windows, iteration.scale, eps, iteration.work_dtype, out)
-    normalized = (G, iteration.work_dtype, eps, iteration.scale, norm)
     windows, products = iteration.windows, iteration.products
-    if products.in_place:  # every step overwrites the normalised matrix, so it is written where the result will be
-        normalized = (*normalized, out)
+    place = out if products.in_place else None  # then every step overwrites the normalised matrix
+    arguments = G, iteration.work_dtype, eps, iteration.scale, norm, place
     # The normalised matrix is passed on, not kept in a variable, so the second step can use the first one's memory.
     if iteration.method == "standard":
-        return newton_schulz(normalize(*normalized), windows[0], products, out, squares)
-    return gram_newton_schulz(normalize(*normalized), windows, products, iteration.chain_dtype, out, squares)
+        return newton_schulz(normalize(*arguments), windows[0], products, out, squares)
+    return gram_newton_schulz(normalize(*arguments), windows, products, iteration.chain_dtype, out, squares)
 
 
 def factor_of_parts(
