@@ -147,7 +147,7 @@ def _restarts_of_method(
     if restarts is None and method != "auto":
         raise ValueError(
             f"method {method!r} is not safe for this schedule of {len(schedule)} steps in {chain_dtype} with up to "
-            f"{MAX_WINDOWS} windows{_blame_of_rounding(schedule, (work_dtype, chain_dtype))}: use "
+            f"{MAX_WINDOWS} windows{_blame_of_rounding(schedule, work_dtype, chain_dtype)}: use "
             f"{'gram_float32 or ' if method == 'gram' and work_dtype == torch.bfloat16 else ''}standard"
         )
     if restarts is None or method != "auto":
@@ -246,8 +246,7 @@ def _roundoff(device: torch.device, chain_dtype: torch.dtype, products: Optional
     return on_cuda if device.type == "cuda" else elsewhere
 
 
-def _blame_of_rounding(schedule: Schedule, dtypes: tuple[torch.dtype, torch.dtype]) -> str:
+def _blame_of_rounding(schedule: Schedule, work_dtype: torch.dtype, chain_dtype: torch.dtype) -> str:
     """Return the part of an error that blames torch's rounding of float32 factors; "" if that is not the reason."""
-    work_dtype, chain_dtype = dtypes
     is_safe = safe_restarts(schedule, work_dtype, unit_roundoff(chain_dtype)) is not None
     return ", because torch.set_float32_matmul_precision lets torch round float32 factors" if is_safe else ""

@@ -30,7 +30,7 @@ def check_settings(what: str, groups: Sequence[Mapping[str, Any]], source: Sourc
 
 
 def check_needed(
-    what: str, groups: Sequence[Mapping[str, Any]], pairs: Iterable[tuple[Any, Any]], source: Source, advice: str = ""
+    what: str, groups: Sequence[Mapping[str, Any]], pairs: Iterable[tuple[Any, Any]], source: Source, advice: str
 ) -> None:
     """Raise ValueError if a group of the file lacks a key that its source always has.
 

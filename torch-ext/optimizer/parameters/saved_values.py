@@ -41,7 +41,7 @@ def check_values(state: Any, name: str, p: Tensor) -> None:
         elif key == COUNT:
             _check_count(what, value)
         elif key in KEYS:
-            _check_tensor(what, value, _dtypes_of(key))
+            _check_tensor(what, value, key)
 
 
 def check_tensors(state: Mapping[str, Any], name: str, p: Tensor) -> None:
@@ -53,7 +53,7 @@ def check_tensors(state: Mapping[str, Any], name: str, p: Tensor) -> None:
         if key not in state:
             continue
         what, value = f"state {key} of {name}", state[key]
-        _check_tensor(what, value, _dtypes_of(key))
+        _check_tensor(what, value, key)
         if lacks_values(value) and not lacks_values(p):
             raise ValueError(f"{what} has no values: put a tensor with values there, got {_shown(value)}")
         if value.is_inference():
@@ -65,12 +65,8 @@ def check_tensors(state: Mapping[str, Any], name: str, p: Tensor) -> None:
             raise ValueError(f"{what} must have one element, got {_shown(value)}")
 
 
-def _dtypes_of(key: str) -> tuple[torch.dtype, ...]:
-    others = {BUFFER: (torch.int8,), COUNT: (torch.int32, torch.int64)}
-    return (*DTYPES, *others.get(key, ()))
-
-
-def _check_tensor(what: str, value: Any, dtypes: tuple[torch.dtype, ...]) -> None:
+def _check_tensor(what: str, value: Any, key: str) -> None:
+    dtypes = (*DTYPES, *{BUFFER: (torch.int8,), COUNT: (torch.int32, torch.int64)}.get(key, ()))
     if not isinstance(value, Tensor):
         raise TypeError(f"{what} must be a tensor, got {_shown(value)}")
     if value.layout != torch.strided or value.dtype not in dtypes:

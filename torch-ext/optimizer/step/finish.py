@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..parameters.settings import Group
 from ..parameters.state import REMAINDER
-from ..rules.descent import PLAIN, DescentOptions, Number, descend_packed_
+from ..rules.descent import DescentOptions, Number, descend_packed_
 from ..rules.hyperball import move_on_sphere_, replacing
 from ..rules.second_moment import balance_
 from .local_matrix import ROW_SCALE, LocalMatrix, others_of, views_of
@@ -63,7 +63,7 @@ def descend_parts_(
     updates: Tensor,
     recipe: Recipe,
     multiplier: Number,
-    options: DescentOptions = PLAIN,
+    options: DescentOptions,
 ) -> None:
     """Move parts of matrices by what `finish_updates_` returned; `options` has norms, offsets and flags of those."""
     keeps_norm = parts[0].matrix.parameter.keeps_norm

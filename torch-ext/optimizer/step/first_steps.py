@@ -52,15 +52,15 @@ class FirstSteps(NamedTuple):
             return FirstSteps(self.count + 1, untrained, warned), lines
         names = [name for group in groups for name, p in named_parameters(group) if p in untrained]
         if 0 < len(names) < sum(p.requires_grad for p in params):  # that no step had any is said by the other line
-            lines.append(_never_had_a_gradient(names, WATCHED_STEPS))
+            lines.append(_never_had_a_gradient(names))
         return FirstSteps(WATCHED_STEPS, warned=warned), lines
 
 
-def _never_had_a_gradient(names: Sequence[str], steps: int) -> str:
-    """Return a line about parameters that asked for a gradient and had none in the first `steps`."""
+def _never_had_a_gradient(names: Sequence[str]) -> str:
+    """Return a line about parameters that asked for a gradient and had none in the first `WATCHED_STEPS`."""
     return (
-        f"{listed(names)}: no gradient in the first {steps} steps, so no step has changed them. If the model has other "
-        "parameters in their place, as after fully_shard of some of its blocks, make the optimizer after that. If "
-        "nothing uses them, say so by requires_grad_(False). If they get gradients later, nothing is wrong. This "
-        "warning is shown once"
+        f"{listed(names)}: no gradient in the first {WATCHED_STEPS} steps, so no step has changed them. If the model "
+        "has other parameters in their place, as after fully_shard of some of its blocks, make the optimizer after "
+        "that. If nothing uses them, say so by requires_grad_(False). If they get gradients later, nothing is wrong. "
+        "This warning is shown once"
     )
