@@ -74,9 +74,10 @@ def plain_number(key: str, value: Any, high: float = math.inf) -> float:
 
 def plain_positive(key: str, value: Any) -> float:
     """Return a number in (0, inf) as a float."""
-    if plain_number(key, value) == 0:
+    number = plain_number(key, value)
+    if number == 0:
         raise ValueError(f"{key} must be above 0, got {value}")
-    return float(value)
+    return number
 
 
 def plain_below_one(key: str, value: Any) -> float:

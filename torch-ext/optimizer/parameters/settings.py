@@ -45,7 +45,6 @@ MASTER_WEIGHTS = (None, "split")
 
 Group = Mapping[str, Any]
 
-
 # Numbers that schedulers set, in tensors too; every step reads and checks them again.
 SCHEDULED = ("lr", "weight_decay")
 # How far below zero a schedule may set these: more than the rounding error of one that subtracts.

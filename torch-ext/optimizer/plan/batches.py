@@ -175,7 +175,7 @@ def _length(matrix: Matrix, chunk_bytes: Optional[int]) -> int:
     """Return how many matrices like this one a batch may have."""
     if not matrix.iteration.products.batched:
         return 1
-    device, rows, cols = matrix.parameter.device, matrix.rows, matrix.cols
+    device, itemsize = matrix.parameter.device, matrix.parameter.packed_dtype.itemsize
     if device.type == "cpu" and chunk_bytes is None:
         return matrices_together(device, matrix.size, matrix.iteration)
-    return packed_together((rows, cols), matrix.parameter.packed_dtype.itemsize, chunk_bytes or BATCH_BYTES)
+    return packed_together(matrix.size, itemsize, chunk_bytes or BATCH_BYTES)

@@ -107,7 +107,7 @@ def _check_memory(params: Sequence[Tensor], groups: Sequence[Group]) -> None:
     shards. An optimizer that was made in between would never train them.
     """
     for p in params:
-        if p.requires_grad and not has_shards({type(p)}) and p.numel() and not p.untyped_storage().size():
+        if p.requires_grad and not isinstance(p, DTensor) and p.numel() and not p.untyped_storage().size():
             raise ValueError(
                 f"the memory of {_name_in(groups, p)} {tuple(p.shape)} is gone, and it has no gradient: FSDP2 had "
                 "gathered it when this optimizer was made, as after a forward pass without a backward pass. Make the "

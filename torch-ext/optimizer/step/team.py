@@ -17,9 +17,8 @@ from .pipeline import advance
 def team_factor(team: Team, packed: Optional[Tensor], eps: float, group: dist.ProcessGroup) -> Optional[Tensor]:
     """Return the polar factor of a team's matrix on its owner, and None on the other members.
 
-    The owner passes the matrix as `packed` (1, m, n).
-
-    All members must call it, and each waits for the others. How a sum is rounded depends on how many they are.
+    The owner passes the matrix as `packed` (1, m, n). All members must call it, and each waits for the others. How a
+    sum is rounded depends on how many they are.
     """
     rows, cols = team.batch.packed_shape
     wide = packed if packed is None or rows <= cols else packed.mT
