@@ -20,8 +20,7 @@ _BESIDES = ("use_muon", "use_fallback", "algorithm", "role")
 
 def overruled(names: list[str], p: Tensor, settings: dict[str, Any], patterns: Patterns) -> dict[str, Any]:
     """Return `settings` updated by the first pattern that matches one of the names."""
-    matching = (pattern for pattern in patterns if any(_matches(pattern, name) for name in names))
-    pattern = next(matching, None)
+    pattern = next((pattern for pattern in patterns if _matches(pattern, names)), None)
     if pattern is None:
         return settings
     changes = dict(patterns[pattern])
@@ -41,7 +40,7 @@ def check_patterns(patterns: Patterns, names: list[str]) -> None:
     for pattern, settings in patterns.items():
         if not isinstance(pattern, str) or not isinstance(settings, Mapping):
             raise TypeError(f"each of patterns must be a string with a dict of settings, got {pattern!r}: {settings!r}")
-        if not any(_matches(pattern, name) for name in names):
+        if not _matches(pattern, names):
             raise ValueError(f"the pattern {pattern!r} matches no parameter; the first names are {names[:3]}")
         unknown = [key for key in settings if key not in SETTINGS and key not in _BESIDES]
         if unknown:
@@ -52,8 +51,8 @@ def check_patterns(patterns: Patterns, names: list[str]) -> None:
             _check_settings(dict(settings))
 
 
-def _matches(pattern: str, name: str) -> bool:
-    return fnmatchcase(name, pattern) or fnmatchcase(bare_name(name), pattern)
+def _matches(pattern: str, names: list[str]) -> bool:
+    return any(fnmatchcase(form, pattern) for name in names for form in (name, bare_name(name)))
 
 
 def _check_settings(settings: dict[str, Any]) -> None:
