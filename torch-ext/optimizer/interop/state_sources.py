@@ -145,8 +145,16 @@ _ADAMW = {**_same("lr", "weight_decay"), "adamw_betas": "betas", "adamw_eps": "e
 
 _DION_MUON = {**_SHARED, "momentum": "mu", "eps": "epsilon", "adjust_lr_fn": "adjust_lr"}
 _DION_ADAMW = {**_same("lr", "weight_decay"), "adamw_eps": "epsilon"}
-_DION_NEEDED = {"muon": ("mu", "epsilon", "adjust_lr"), "adamw": ("beta1", "beta2")}
 _DION_ADAMW_STATE = {"step": "step", "exp_avg": "momentum", "exp_avg_sq": "variance"}
+_DION = Source(
+    {"muon": _DION_MUON, "adamw": _DION_ADAMW},
+    {"muon": {"momentum_buffer": "momentum"}, "adamw": _DION_ADAMW_STATE},
+    branch_of=_dion_branch,
+    adapt_=_adapt_dion_,
+    adapted=frozenset({"beta1", "beta2", "flatten"}),
+    needed={"muon": ("mu", "epsilon", "adjust_lr"), "adamw": ("beta1", "beta2")},
+    sums=True,
+)
 
 SOURCES = {
     # torch/optim/_muon.py and torch/optim/adamw.py, torch 2.13
@@ -198,24 +206,11 @@ SOURCES = {
         sums=True,
     ),
     # https://github.com/microsoft/dion, dion/muon.py, 0a059a4
-    "dion": Source(
-        {"muon": _DION_MUON, "adamw": _DION_ADAMW},
-        {"muon": {"momentum_buffer": "momentum"}, "adamw": _DION_ADAMW_STATE},
-        branch_of=_dion_branch,
-        adapt_=_adapt_dion_,
-        adapted=frozenset({"beta1", "beta2", "flatten"}),
-        needed=_DION_NEEDED,
-        sums=True,
-    ),
+    "dion": _DION,
     # https://github.com/microsoft/dion, dion/normuon.py, 0333cc1
-    "dion_normuon": Source(
-        {"muon": {**_DION_MUON, "second_moment_beta": "muon_beta2"}, "adamw": _DION_ADAMW},
-        {"muon": {"momentum_buffer": "momentum", "second_moment": "variance_neuron"}, "adamw": _DION_ADAMW_STATE},
-        branch_of=_dion_branch,
+    "dion_normuon": _DION._replace(
+        settings={"muon": {**_DION_MUON, "second_moment_beta": "muon_beta2"}, "adamw": _DION_ADAMW},
+        state={"muon": {"momentum_buffer": "momentum", "second_moment": "variance_neuron"}, "adamw": _DION_ADAMW_STATE},
         constants=dict(second_moment="rows"),
-        adapt_=_adapt_dion_,
-        adapted=frozenset({"beta1", "beta2", "flatten"}),
-        needed=_DION_NEEDED,
-        sums=True,
     ),
 }
