@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .decay import decay_, decay_cautiously_, taken_by_decay
-from .fallback import FallbackRule, FallbackTensors, uncount_overflow_
+from .fallback import FallbackRule, FallbackTensors, columns_of, uncount_overflow_
 from .scaling import UNSCALED, GradientScaling
 from .short_vectors import update_joined_
 from .widened import have_one_dtype, update_widened_
@@ -79,7 +79,7 @@ def _step_in_copies_(tensors: FallbackTensors, rule: FallbackRule, scaling: Grad
 def _step_in_pieces_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling) -> None:
     """Take the step with copies, or flat views, of the tensors that torch's kernel cannot work on directly."""
     pieces = [pair for entry in map(_Entry, *tensors) for pair in _as_vectors(entry)]
-    _fused_step_(FallbackTensors(*map(list, zip(*(used for used, _ in pieces)))), rule, scaling)
+    _fused_step_(columns_of(used for used, _ in pieces), rule, scaling)
     for used, target in pieces:
         _copy_back(used, target)
 

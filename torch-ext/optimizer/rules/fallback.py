@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple, Optional, Sequence, Union
+from typing import Callable, Iterable, NamedTuple, Optional, Sequence, Union
 
 import torch
 from torch import Tensor
@@ -29,6 +29,11 @@ class FallbackTensors(NamedTuple):
     averages: list[Tensor]
     squares: list[Tensor]
     steps: list[Tensor]
+
+
+def columns_of(rows: Iterable[Sequence[Tensor]]) -> FallbackTensors:
+    """Return rows, each with the tensors of one parameter, as lists."""
+    return FallbackTensors(*map(list, zip(*rows)))
 
 
 # What takes one step of AdamW or NAdamW.

@@ -8,12 +8,12 @@ cores their step takes 871 ms one by one, longer than all products of matrices, 
 
 from __future__ import annotations
 
-from typing import Callable, Sequence
+from typing import Callable
 
 import torch
 from torch import Tensor
 
-from .fallback import FallbackTensors
+from .fallback import FallbackTensors, columns_of
 
 # Elements of the longest tensor that is joined. torch's simple operations share none that is shorter.
 SHORT = 1 << 15
@@ -31,9 +31,9 @@ def update_joined_(update: Callable[[FallbackTensors], None], tensors: FallbackT
         return
     alone, runs = _alone_and_joined(tensors)
     if alone:
-        update(_columns(alone))
+        update(columns_of(alone))
     for run in runs:
-        kept = _columns(run)
+        kept = columns_of(run)
         flat = [[t.view(-1) for t in column] for column in kept[:4]]
         vectors = list(map(torch.cat, flat))
         update(FallbackTensors(*([vector] for vector in vectors), kept.steps[:1]))
@@ -70,7 +70,3 @@ def _waits_at_every_tensor(tensors: FallbackTensors) -> bool:
     step = tensors.steps[0]
     is_real = type(step) is Tensor and not torch._C._len_torch_dispatch_stack() and not torch.compiler.is_compiling()
     return is_real and step.is_cpu and tensors.parameters[0].is_cpu and torch.get_num_threads() > 1
-
-
-def _columns(entries: Sequence[tuple]) -> FallbackTensors:
-    return FallbackTensors(*map(list, zip(*entries)))
