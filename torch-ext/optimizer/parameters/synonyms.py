@@ -17,7 +17,6 @@ _BRANCHES_WITH = {
         for key in ("fused", "foreach")
     },
 }
-IMPLEMENTATIONS = tuple(_BRANCHES_WITH)
 
 
 def pop_branch_(settings: dict[str, Any]) -> Optional[str]:
@@ -54,7 +53,7 @@ def wish_of(p: Tensor) -> Optional[bool]:
 
 def pop_implementations_(settings: dict[str, Any]) -> dict[str, Any]:
     """Remove `use_addmm`, `foreach` and `fused` from `settings` and return them."""
-    return {key: settings.pop(key) for key in IMPLEMENTATIONS if key in settings}
+    return {key: settings.pop(key) for key in _BRANCHES_WITH if key in settings}
 
 
 def check_implementations(flags: dict[str, Any], branch: str) -> None:

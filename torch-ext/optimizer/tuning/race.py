@@ -31,10 +31,6 @@ COLD = 2.0
 Work = Callable[[], object]
 
 
-def _no_context(name: str) -> ContextManager:
-    return nullcontext()
-
-
 class Timed(NamedTuple):
     """The median seconds of one call, and the spread: half the distance of the quartiles divided by the median."""
 
@@ -105,7 +101,7 @@ def race(
     works: Mapping[str, Work],
     clock: Clock,
     seconds: float,
-    around: Callable[[str], ContextManager] = _no_context,
+    around: Callable[[str], ContextManager] = nullcontext,
     counts: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[dict[str, Timed], dict[str, str]]:
     """Return the times of each of `works`, and the errors of those that raised.
