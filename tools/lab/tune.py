@@ -140,9 +140,7 @@ def leave_out(lab: Lab, finding) -> None:
     """Store in the lab's caches which candidates are wrong, and remove entries that name them."""
     measurements, need = lab.kernel.kernels.measurements, finding.task.need
     if finding.failed:
-        key = lab.kernel.kernels.machine.key_of(lab.device)
-        wrong = lab.kernel.tuning.findings.wrong_of(finding)
-        measurements.keep(key, lab.kernel.kernels.measurement_file.Table({}, wrong))
+        lab.kernel.tuning.findings.store(finding.task, None, finding.failed)
         device = describe(lab.kernel, lab.device)["device"]
         withdraw(
             lab.configs,

@@ -40,10 +40,12 @@ def is_complete(entry: Optional[Mapping[str, Any]]) -> bool:
     return entry is not None and not entry.get("untried")
 
 
-def wrong_of(finding: Finding) -> dict[tuple[str, str], dict[str, str]]:
-    """Return the candidates of a finding that are wrong, in the form of a table."""
-    need = finding.task.need
-    return {(need.kernel, need.dtype): dict(finding.failed)} if finding.failed else {}
+def store(task: Task, entry: Optional[Mapping[str, Any]], wrong: Mapping[str, str]) -> None:
+    """Store the entry of a task, if it was measured, and its wrong candidates, if there are any."""
+    measured = {} if entry is None else {task.need: entry}
+    failed_now = {(task.need.kernel, task.need.dtype): dict(wrong)} if wrong else {}
+    if measured or failed_now:
+        keep(key_of(task.device), Table(measured, failed_now))
 
 
 def is_ours(finding: Finding) -> bool:
@@ -87,21 +89,16 @@ def compete(
         ours = error.name != contest.rival
         if ours:
             wrong[error.name] = error.why
-        _keep_wrong(task, wrong)
+        store(task, None, wrong)
         raise RuntimeError(
             f"{task.need.kernel} {error.name} made {task.device} unusable for this process: start it again"
             f"{'; it will leave this candidate out' if ours else ''} ({error.why})"
         ) from error
     except BaseException:
-        _keep_wrong(task, wrong)
+        store(task, None, wrong)
         raise
     found = _found(task, contest, times, wrong, {**dropped, **more}, kept is None)
     return found._replace(entry=_with_earlier(found.entry, kept, times), failed_before=known)
-
-
-def _keep_wrong(task: Task, wrong: Mapping[str, str]) -> None:
-    if wrong:
-        keep(key_of(task.device), Table({}, {(task.need.kernel, task.need.dtype): dict(wrong)}))
 
 
 def _continued(contest: Contest, kept: Optional[Mapping[str, Any]], kernel: str) -> Contest:

@@ -15,11 +15,11 @@ from ..iteration import check_work_dtype, default_work_dtype
 from ..kernels.capabilities import check_device
 from ..kernels.formats import dtype_name
 from ..kernels.machine import key_of
-from ..kernels.measurement_file import Need, Table
-from ..kernels.measurements import failed, keep, own_measurement
+from ..kernels.measurement_file import Need
+from ..kernels.measurements import failed, own_measurement
 from ..kernels.products import triton_fault
 from .contest import Contest, Task, cpu_contest, tasks_of
-from .findings import OUT_OF_TIME, Finding, compete, is_complete, is_ours, left_out, named, wrong_of
+from .findings import OUT_OF_TIME, Finding, compete, is_complete, is_ours, left_out, named, store
 from .gpu_contest import gpu_contest
 from .progress import Line, Progress
 from .race import Clock, lacks_memory
@@ -67,9 +67,7 @@ class Tuner:
                 raise
             wrong = {name: why for name, why in failed(*of).items() if name not in known}
             return self._as_before(task, "there is too little free memory", wrong)
-        found = {task.need: finding.entry} if finding.entry is not None else {}
-        if found or finding.failed:
-            keep(key_of(task.device), Table(found, wrong_of(finding)))
+        store(task, finding.entry, finding.failed)
         return self._noted(finding)
 
     def leave(self, task: Task) -> Finding:
