@@ -154,7 +154,7 @@ def check_distinct(named: Sequence[tuple[str, Tensor]], states: Sequence[tuple[s
 
 def check_backed(name: str, x: Tensor) -> None:
     """Raise ValueError if a plain tensor with elements has lost its memory, or the end of it, as by `resize_`."""
-    if type(x) not in (Tensor, Parameter) or x.is_meta or not x.numel():
+    if not _lies_in_memory(x):
         return
     needed = x.element_size() * (x.storage_offset() + extent(x).elements)
     if x.untyped_storage().size() < needed:
@@ -162,9 +162,14 @@ def check_backed(name: str, x: Tensor) -> None:
         raise ValueError(f"the memory of {name} was freed: {left}. Give it back, with its values, before the step")
 
 
+def _lies_in_memory(x: Tensor) -> bool:
+    """Whether x is a plain tensor with elements. Where those of other kinds lie is not known."""
+    return type(x) in (Tensor, Parameter) and not x.is_meta and x.numel() > 0
+
+
 def _add_span_(spans: dict[int, list[_Span]], name: str, x: Tensor, is_state: bool) -> None:
     """Add the span of a plain tensor with elements, by its storage; ValueError if it cannot be written."""
-    if type(x) not in (Tensor, Parameter) or x.is_meta or not x.numel():
+    if not _lies_in_memory(x):
         return
     reach = extent(x)
     if not reach.distinct:
