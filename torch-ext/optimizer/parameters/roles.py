@@ -103,7 +103,7 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
             return f"embedding:{part}"
         if _NORM.search(part):
             return f"norm:{part}"
-    table = _table(parts, at_top, shape) or _patch_embedding(parts, at_top, shape)
+    table = _table(parts, layer, at_top, shape) or _patch_embedding(parts, at_top, shape)
     if table is not None:
         return f"embedding:{table}"
     scores = _SCORES.search(next((part for part in reversed(parts[:-1]) if not part.isdigit()), ""))
@@ -132,11 +132,10 @@ def predicts_further_tokens(name: str) -> bool:
     return _FURTHER_HEADS.search(bare_name(name).lower()) is not None
 
 
-def _table(parts: Sequence[str], at_top: bool, shape: tuple[int, ...]) -> Optional[str]:
+def _table(parts: Sequence[str], layer: str, at_top: bool, shape: tuple[int, ...]) -> Optional[str]:
     """Return the component of a name that shows a table of embeddings by its place, else None."""
     if len(parts) > 2 and parts[-2].isdigit() and _TABLE_LISTS.search(parts[-3]):
         return parts[-3]
-    layer = parts[-2] if len(parts) > 1 else parts[-1]
     if at_top and layer in _TOP_TABLES:
         return layer
     # The table of an encoder and a decoder that are a part of the model, such as LED's.
