@@ -80,8 +80,7 @@ def _merged_settings(group: Settings, source_groups: Sequence[Settings], source:
         (key,) = taken
         notes.append(f"{key}={changes.pop(key)!r} of the source is not taken, because its other rate is not")
     if source_groups and branch == "muon":
-        stated = {**source.settings["muon"], **source.constants}
         usual = "lr", "weight_decay", "momentum", "ns_coefficients", "ns_steps"
-        unstated = [key for key in usual if key not in stated]
+        unstated = [key for key in usual if key not in {**source.settings["muon"], **source.constants}]
         notes += [f"{key} stays {group[key]!r}, because the source has none for Muon's matrices" for key in unstated]
     return changes, notes
