@@ -93,19 +93,19 @@ def launch(
     geometry = _geometry(A, B, D, C, among)
     start = _STARTS.get(geometry)
     if start is not None:
-        return start(A, B, d, C, alpha, beta, diagonal)
+        start(A, B, d, C, alpha, beta, diagonal)
+        return
     config = chosen_for(A, B, D, C, among)
     compiled = launch_symmetric_gemm(A, B, D, C, (alpha, beta, diagonal), config)
     if config in COMPILED:
         start = _start_of_compiled(config.sections)
     elif compiled is None:  # an empty product, or Triton's interpreter, which compiles nothing
-        return None
+        return
     else:
         start = prepare(A, B, arrange(A, B, D, C, config), compiled)
     if len(_STARTS) >= MAX_STARTS:
         _STARTS.clear()
     _STARTS[geometry] = start
-    return None
 
 
 def _start_of_compiled(sections: int) -> Start:
