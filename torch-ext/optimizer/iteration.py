@@ -169,7 +169,7 @@ def summed_iteration(
     None if it is not safe with this schedule; for float64, because it would lose digits; and on a device without
     float64, because ranks sum squared norms in it.
     """
-    roundoff = _roundoff(device, _chain_dtype(work_dtype, method), None)
+    roundoff = _roundoff(device, _chain_dtype(work_dtype, method), SINGLE)
     is_safe = safe_restarts(schedule, work_dtype, roundoff) is not None
     if work_dtype == torch.float64 or exact_dtype(device) != torch.float64 or not is_safe:
         return None
@@ -225,17 +225,17 @@ def _auto_may_use_gram(case: _Case, products: Products) -> bool:
     return work_dtype == torch.float16 or (stands_in and size[0] >= GRAM_SIDE and size[1] >= 2 * size[0])
 
 
-def _keeps_float32(products: Optional[Products]) -> bool:
-    """Whether a CPU's products never round float32 factors. None stands for torch's, which may, by its settings."""
-    return (products is not None and products.gram is not SINGLE.gram) or torch_is_slow(torch.bfloat16)
+def _keeps_float32(products: Products) -> bool:
+    """Whether a CPU's products never round float32 factors. torch's may, by its settings."""
+    return products.gram is not SINGLE.gram or torch_is_slow(torch.bfloat16)
 
 
 def _chain_dtype(work_dtype: torch.dtype, method: str) -> torch.dtype:
     return torch.promote_types(work_dtype, torch.float32) if method == "gram_float32" else work_dtype
 
 
-def _roundoff(device: torch.device, chain_dtype: torch.dtype, products: Optional[Products]) -> float:
-    """Return the relative rounding of the m x m matrices that `products` multiply; None stands for torch's products.
+def _roundoff(device: torch.device, chain_dtype: torch.dtype, products: Products) -> float:
+    """Return the relative rounding of the m x m matrices that `products` multiply.
 
     A user may let torch round factors in float32 products. `gemm_` never does, nor does torch on CPUs without bfloat16.
     """
