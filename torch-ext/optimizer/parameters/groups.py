@@ -160,7 +160,7 @@ def loaded_group(
             raise ValueError(
                 f"adjust_lr_fn was a function when the state was saved, and is {kept['adjust_lr_fn']} here"
             )
-    loaded = {**plain_settings({**current, **saved, **kept}, is_made=True), **kept}
+    loaded = plain_settings({**current, **saved, **kept}, is_made=True)
     for position, (name, p) in enumerate(named_parameters(current), first):
         check_loaded(state.get(p, {}), name, p, loaded, position)
     if loaded["use_muon"] and "stacked" not in saved and "expert_keys" in saved:
