@@ -39,9 +39,9 @@ def predicted(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Gain:
     If a candidate of the kernel has failed its proof here, the model is not used: then only proven candidates count.
     """
     gpu = gpu_of(device)
-    if gpu is None or dtype not in HALF_DTYPES or torch.version.hip:
+    if gpu is None or dtype not in HALF_DTYPES or torch.version.hip or failed_here(device, dtype, "symmetric_gemm"):
         return Gain()
-    gain = None if failed_here(device, dtype, "symmetric_gemm") else predicted_gain(gpu, m, k)
+    gain = predicted_gain(gpu, m, k)
     return Gain() if gain is None else Gain(gain / WORTH, "by the model")
 
 

@@ -136,10 +136,9 @@ def select_products(
         return SINGLE if circumstances.transformed else _cpu_products(device, dtype, (m, n), circumstances, method)
     if circumstances.transformed:
         return BATCHED
-    gram = symmetric_choice(device, dtype, m, n, circumstances.among)
-    square = symmetric_choice(device, dtype, m, m, circumstances.among)
-    chosen = zip((gram, square), (n, m))
     among = circumstances.among
+    gram, square = (symmetric_choice(device, dtype, m, k, among) for k in (n, m))
+    chosen = zip((gram, square), (n, m))
     long, short = (_symmetric(device, dtype, m, k, among) if (known.gain or 0) >= 1 else BATCHED for known, k in chosen)
     name = " + ".join(dict.fromkeys(table.name for table in (long, short, BATCHED)))
     gains = tuple(max(known.gain or 0, 1.0) for known in (gram, square))

@@ -46,7 +46,7 @@ def as_summed(matrix: Matrix) -> Optional[Matrix]:
     parameter = matrix.parameter
     if parameter.equalization != Equalization() or parameter.moments_view is not None or parameter.keeps_norm:
         return None
-    if matrix.shards.layout.copies > 1 or matrix.shards.lengthwise(matrix.index) is None:
+    if matrix.shards.copies > 1 or matrix.shards.lengthwise(matrix.index) is None:
         return None
     iteration = matrix.summed_iteration("gram_float32")
     if iteration is None:

@@ -95,8 +95,8 @@ def scale_rows_(p: Tensor, row_scale: Tensor, remainder: Optional[Tensor], unles
 def _together(values: Sequence[Number]) -> Tensor:
     if len(values) == 1:
         return as_tensor(values[0])
-    if any(isinstance(value, Tensor) for value in values):
-        devices = [value.device for value in values if isinstance(value, Tensor)]
+    devices = [value.device for value in values if isinstance(value, Tensor)]
+    if devices:
         device = next((each for each in devices if each != _CPU), _CPU)  # else the host would wait for a GPU
         return torch.stack([on_device(value, device) for value in values])
     return as_tensor(values)
