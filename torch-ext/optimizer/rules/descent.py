@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..kernels.master_weights import joined, split_
 from ..kernels.native import descend_
-from .decay import DECAY_MODES, Number, on_device, scaled_decay
+from .decay import DECAY_MODES, Number, on_device
 
 _CPU = torch.device("cpu")
 
@@ -53,12 +53,10 @@ class DescentRule(NamedTuple):
     multiplier: Number = 1.0
 
 
-def descent_rule(
-    lr: Sequence[Number], weight_decay: Sequence[Number], decay_mode: str, decay_lr: Sequence[Optional[float]]
-) -> DescentRule:
+def descent_rule(lr: Sequence[Number], weight_decay: Sequence[Number], decay_mode: str) -> DescentRule:
     """Return the rule for one or for B learning rates and decays. Kernels read tensors on their device."""
-    decays = [scaled_decay(decay_mode, *of_one) for of_one in zip(lr, weight_decay, decay_lr)]
-    return DescentRule(_together(lr), _together(decays), "decoupled" if decay_mode == "corrected" else decay_mode)
+    mode = "decoupled" if decay_mode == "corrected" else decay_mode
+    return DescentRule(_together(lr), _together(weight_decay), mode)
 
 
 def descend_packed_(

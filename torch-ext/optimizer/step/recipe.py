@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional, Sequence, Union
 import torch
 from torch import Tensor
 
-from ..parameters.rates import rate_of
+from ..parameters.rates import decay_of, rate_of
 from ..parameters.settings import Group
 from ..plan.matrix import Matrix
 from ..plan.process_groups import Ranks
@@ -55,12 +55,11 @@ class StepContext:
         groups = [self._groups[number] for number in key.group_numbers]
         first = groups[0]
         # Metrics read the rate later, and must report the one used here.
-        rates, decays = [snapshot(rate_of(group)) for group in groups], [group["weight_decay"] for group in groups]
-        decay_lrs = [group["decay_lr"] for group in groups]
+        rates = [snapshot(rate_of(group)) for group in groups]
         return Recipe(
             MomentumRule(first["momentum"], first["nesterov"], first["maximize"]),
             first["eps"],
-            descent_rule(rates, decays, first["decay_mode"], decay_lrs),
+            descent_rule(rates, list(map(decay_of, groups)), first["decay_mode"]),
             first["second_moment_beta"],
             self.scalings.on(key.sharers, key.device),
             self._groups,
