@@ -28,11 +28,6 @@ class MomentumBuffers(NamedTuple):
     values: Sequence[Tensor]
     scales: Optional[Sequence[Tensor]] = None
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        """The values of all matrices, followed by their scales."""
-        return [*self.values, *(self.scales or ())]
-
     def tensors_of(self, i: int) -> list[Tensor]:
         """Return the tensors of the matrix at `i`: its values, and its scales if there are any."""
         return [each[i] for each in self if each is not None]

@@ -110,7 +110,7 @@ class ShardedParts:
     def _settle_absent_(self, i: int, active: Tensor) -> None:
         """Take over the momentum of the absent part at `i` if its matrix is active, and scale its rows if it is not."""
         part = self.parts[i]
-        for kept, updated in zip(momentum_of([part]).tensors, self._momenta.tensors_of(i)):
+        for kept, updated in zip(momentum_of([part]).tensors_of(0), self._momenta.tensors_of(i)):
             kept.copy_(torch.where(active, updated, kept))
         row_scale, unless = part.get(ROW_SCALE), [self._recipe.scaling.found_inf, active]
         if row_scale is not None:  # QK-clip applies to weights without a gradient too
