@@ -230,7 +230,8 @@ def without_arrays(value: Any) -> Any:
 def _triples(ns_coefficients) -> Schedule:
     if isinstance(ns_coefficients, str):
         return _preset(ns_coefficients).coefficients
-    rows = list(given) if isinstance(given := without_arrays(ns_coefficients), Iterable) else []
+    plain = without_arrays(ns_coefficients)
+    rows = list(plain) if isinstance(plain, Iterable) else []
     if rows and all(isinstance(x, Real) for x in rows):
         rows = [rows]
     if not rows or not all(_is_triple(row) for row in rows):

@@ -124,13 +124,13 @@ def _checked_entries(what: str, state_dict: Mapping[str, Any], source: Source) -
 
 
 def _named(entries: Sequence[Entry], names: Iterable[str]) -> list[Entry]:
-    given, is_list = names, isinstance(names, Iterable) and not isinstance(names, (str, Tensor))
-    names = list(names) if is_list else [None]
-    if not all(isinstance(name, str) for name in names):
-        raise TypeError(f"names must be a list of the names of parameters, got {shortened(given)}")
-    if len(names) != len(entries):
-        raise ValueError(f"{len(names)} names were given for {len(entries)} parameters of the source")
-    return [entry._replace(name=name) for entry, name in zip(entries, names)]
+    is_list = isinstance(names, Iterable) and not isinstance(names, (str, Tensor))
+    in_order = list(names) if is_list else []
+    if not is_list or not all(isinstance(name, str) for name in in_order):
+        raise TypeError(f"names must be a list of the names of parameters, got {shortened(names)}")
+    if len(in_order) != len(entries):
+        raise ValueError(f"{len(in_order)} names were given for {len(entries)} parameters of the source")
+    return [entry._replace(name=name) for entry, name in zip(entries, in_order)]
 
 
 def _new_state(parameter: Entry, entry: Entry, source: Source) -> dict[str, Any]:
