@@ -6,6 +6,7 @@ import math
 from html import escape
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequence, Union
 
+from ..parameters.sequences import grouped
 from ..rules.fallback_table import FALLBACKS
 from .writing import bytes_text, flops_text, joined_names
 
@@ -122,12 +123,9 @@ class Explanation:
 
     def _lines(self) -> list[Line]:
         """Return the rows as lines; rows that differ only in the numbers of their names share a line."""
-        alike: dict[Any, list[int]] = {}
-        for position, row in enumerate(self.rows):
-            alike.setdefault(row[1:], []).append(position)
         total = sum(row.flops or 0 for row in self.rows)
         placed = []
-        for positions in alike.values():
+        for positions in grouped(range(len(self.rows)), lambda position: self.rows[position][1:]):
             first = self.rows[positions[0]]
             for name, members in joined_names([self.rows[position].name for position in positions]):
                 work = None if not first.flops else len(members) * first.flops / total

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Callable, Hashable, Iterable, Optional, Sequence, TypeVar
+from typing import Hashable, Iterable, Optional, Sequence
 
 import torch
 
 from ..iteration import Iteration
+from ..parameters.sequences import grouped
 from ..polar.chains import chain_key
 from ..polar.packing import BATCH_BYTES, even_pieces, matrices_together, packed_together
 from ..rules.equalization import Equalization
 from .matrix import Matrix
-
-Member = TypeVar("Member")
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,14 +155,6 @@ def chains(batches: Iterable[Batch], most_bytes: Optional[int] = None) -> tuple[
             result[-1].append(batch)
             room -= batch.packed_bytes
     return tuple(map(tuple, result))
-
-
-def grouped(members: Iterable[Member], key: Callable[[Member], Hashable]) -> list[list[Member]]:
-    """Return groups of members with equal keys, in the order of their first members."""
-    groups: dict[Hashable, list[Member]] = {}
-    for member in members:
-        groups.setdefault(key(member), []).append(member)
-    return list(groups.values())
 
 
 def slices(members: Sequence, length: int) -> list[Sequence]:

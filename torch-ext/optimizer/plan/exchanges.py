@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Optional, Sequence
 
 from ..parameters.groups import listed
-from .batches import Batch, chains, grouped, plan_batches
+from ..parameters.sequences import grouped
+from .batches import Batch, chains, plan_batches
 from .blocks import Block, blocks_of
 from .costs import flops, useful_chunks, useful_copies
 from .exchange_options import ExchangeOptions

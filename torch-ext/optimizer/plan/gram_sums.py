@@ -8,8 +8,9 @@ from typing import Hashable, Optional, Sequence
 from ..iteration import iteration_costs
 from ..kernels.products import SINGLE
 from ..parameters.groups import listed
+from ..parameters.sequences import grouped
 from ..rules.equalization import Equalization
-from .batches import grouped, slices
+from .batches import slices
 from .costs import FLOPS_OF_AN_ELEMENT, flops
 from .exchanges import MOST_CHUNK_BYTES
 from .matrix import Matrix, names_of_parameters

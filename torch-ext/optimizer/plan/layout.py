@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from ..parameters.matrices import part_here
+from ..parameters.sequences import grouped
 from .process_groups import Ranks, this_rank
 from .runs import Runs, chunk, joined, length
 
@@ -78,10 +79,7 @@ class Layout(NamedTuple):
 
     def ranks_by_copy(self, ranks: Iterable[int]) -> list[Ranks]:
         """Return those of `ranks` that have parts of each copy, in the order in which copies come first."""
-        copies: dict[tuple[int, ...], list[int]] = {}
-        for rank in ranks:
-            copies.setdefault(self.copy_of(rank), []).append(rank)
-        return list(map(tuple, copies.values()))
+        return list(map(tuple, grouped(ranks, self.copy_of)))
 
     def part_of(self, rank: int) -> int:
         """Return the number of the part that `rank` has, counted from 0. Copies of one part have the same number."""

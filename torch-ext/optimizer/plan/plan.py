@@ -21,12 +21,13 @@ from ..parameters.groups import named_parameters
 from ..parameters.matrices import moments_in_group, view_in_group
 from ..parameters.names import bare_name
 from ..parameters.rates import live_tensors
+from ..parameters.sequences import grouped
 from ..parameters.settings import PLANNED, STACKED, Group, keeps_norm
 from ..parameters.state import BUFFER
 from ..rules.equalization import Equalization
 from ..schedules import resolve_schedule
 from ..tuning.contest import tasks_of
-from .batches import Batch, Chain, chains, grouped, plan_batches
+from .batches import Batch, Chain, chains, plan_batches
 from .exchange_options import ExchangeOptions
 from .exchanges import Chunk, Exchange, plan_exchanges
 from .gram_sums import SummedBatch, as_summed, plan_sums

@@ -11,7 +11,8 @@ import functools
 from dataclasses import dataclass, replace
 from typing import Optional, Sequence
 
-from .batches import Batch, grouped, plan_batches
+from ..parameters.sequences import grouped
+from .batches import Batch, plan_batches
 from .costs import team_cost, useful_copies
 from .layout import Layout
 from .matrix import Matrix

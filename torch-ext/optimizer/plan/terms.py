@@ -13,6 +13,7 @@ from torch import Tensor
 from ..iteration import default_work_dtype
 from ..parameters.groups import named_parameters
 from ..parameters.matrices import view_in_group
+from ..parameters.sequences import grouped
 from ..parameters.settings import COMPARED_AT_EVERY_STEP, PLANNED, Group, multiplier_in_group
 from ..parameters.state import BUFFER
 from .layout import Layout, layout_of, local_part, runs_of
@@ -153,18 +154,13 @@ def _ranks_with_elements(layout: Layout) -> Ranks:
 
 def _copies(parameters: Sequence[_Shared]) -> Iterator[RankSets]:
     """Yield the parameters that have several copies, grouped by the ranks that their copies are on."""
-    positions_by_layout: dict[tuple, list[int]] = {}
-    for position, parameter in enumerate(parameters):
-        if parameter.layout.copies > 1:
-            positions_by_layout.setdefault((parameter.layout.mesh, parameter.layout.splits), []).append(position)
-    for positions in positions_by_layout.values():
+    copied = [position for position, parameter in enumerate(parameters) if parameter.layout.copies > 1]
+    for positions in grouped(copied, lambda i: (parameters[i].layout.mesh, parameters[i].layout.splits)):
         layout = parameters[positions[0]].layout
-        ranks_by_part: dict[int, list[int]] = {}
-        for rank in layout.mesh.members:
-            ranks_by_part.setdefault(layout.part_of(rank), []).append(rank)
         here = tuple(position for position in positions if not parameters[position].is_empty)
         part = layout.part_of(this_rank())
-        in_order = tuple(tuple(ranks_by_part[number]) for number in range(len(ranks_by_part)))
+        sets = grouped(layout.mesh.members, layout.part_of)
+        in_order = tuple(map(tuple, sorted(sets, key=lambda ranks: layout.part_of(ranks[0]))))
         yield RankSets(here, in_order, part, counterweight(in_order[part]))
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Iterator, Mapping, Optional, Sequence
+from typing import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ..parameters.groups import listed
+from ..parameters.sequences import grouped
 from ..parameters.settings import Group
 from ..parameters.state import KEYS
 from ..plan.layout import local_part
@@ -121,9 +122,7 @@ def _different_copies(ranks: Ranks, terms: Terms, sums: Sequence[Checksums]) -> 
 def _differences(sums: Mapping[int, Checksums]) -> Iterator[str]:
     """Yield a sentence for each tensor whose checksum differs between these ranks, which have replicas of it."""
     for key in dict.fromkeys(key for of_rank in sums.values() for key in of_rank):
-        by_sum: dict[Optional[int], list[int]] = {}  # None: the tensor is not there
-        for rank, of_rank in sums.items():
-            by_sum.setdefault(of_rank.get(key), []).append(rank)
-        if len(by_sum) > 1:
-            most, *others = sorted(by_sum.values(), key=len, reverse=True)
+        checksums = {rank: of_rank.get(key) for rank, of_rank in sums.items()}  # None: the tensor is not there
+        most, *others = sorted(grouped(checksums, checksums.get), key=len, reverse=True)
+        if others:
             yield f"{key[1]} differs between ranks {most} and {' and '.join(map(str, others))}"

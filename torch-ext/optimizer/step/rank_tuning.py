@@ -15,7 +15,7 @@ from ..kernels.measurement_file import Need
 from ..kernels.measurements import Agreed, agree, agreement, all_failed, has_failed, own_measurement, record_failures
 from ..kernels.products import triton_fault
 from ..parameters.groups import listed
-from ..plan.batches import grouped
+from ..parameters.sequences import grouped
 from ..plan.matrix import Matrix
 from ..plan.plan import Plan
 from ..plan.process_groups import Ranks, gathered, this_rank, world_size

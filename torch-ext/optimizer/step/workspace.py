@@ -10,9 +10,10 @@ from torch import Tensor
 
 from ..kernels.formats import HALF_DTYPES
 from ..parameters.offload import HostChunks
+from ..parameters.sequences import grouped
 from ..parameters.settings import Group
 from ..parameters.state import BUFFER, SCALE
-from ..plan.batches import Batch, grouped
+from ..plan.batches import Batch
 from ..plan.exchanges import Chunk
 from ..plan.gram_sums import SummedBatch
 from ..plan.layout import has_shards, local_part
