@@ -161,6 +161,21 @@ class Held(TorchDispatchMode):
         return result
 
 
+def callers_keep_arguments() -> bool:
+    """Whether a caller holds what it passes on until the call returns.
+
+    Python hands it over, but not while torch.compile evaluates frames. After it has refused a function for
+    `fullgraph=True`, it does so until the process ends.
+    """
+
+    def alone(tensor):
+        reference = weakref.ref(tensor)
+        del tensor
+        return reference() is None
+
+    return not alone(torch.empty(1))
+
+
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("shape", [(128, 128), (128, 640)], ids=str)
 @pytest.mark.parametrize(
@@ -191,8 +206,9 @@ def test_peak_memory_follows_a_formula(kernel, choose, dtype, method, shape, bat
     chains_copy = copies == 2 and iteration.chain_dtype != dtype
     normalizing = copy + (4 * m * n if chains_copy else 0)
     formula = together * max(copies * copy + squares, normalizing) + (batch * copy if alone or together < batch else 0)
+    kept = m * m * iteration.chain_dtype.itemsize if callers_keep_arguments() else 0
     # Norms and their intermediate results are a few numbers a row.
-    assert held.peak <= formula + 64 * m * batch
+    assert held.peak <= formula + kept + 64 * m * batch
     if method == "standard" or copies == 1:
         assert held.peak >= formula
 
