@@ -128,6 +128,28 @@ def test_explain_says_what_is_summed(pools, name):
         assert all("gram_float32" in kernel and "summed over" in kernel and owner == "all" for kernel, owner in rows)
 
 
+def exhausted(parts):
+    """Return the dtypes of what a rank without others would sum, and its columns of the factors."""
+    dtypes = []
+    while True:
+        try:
+            dtypes.append(next(parts).dtype)
+        except StopIteration as end:
+            return dtypes, end.value[0]
+
+
+@pytest.mark.parametrize("shape", [(3, 6, 400), (2, 1, 50)], ids=str)
+def test_gram_matrices_in_half_precision_are_summed_in_float32_and_multiplied_as_they_are_in_one_process(kernel, shape):
+    """A rank that has all columns gets the bits of one process: between sum and products nothing else is rounded."""
+    schedule = kernel.schedules.resolve_schedule("polar_express", 5)
+    iteration = kernel.iteration.choose_iteration(torch.device("cpu"), torch.float16, shape[1:], schedule, "gram")
+    G = torch.randn(shape, generator=torch.Generator().manual_seed(4))
+    counts = torch.ones(len(G), dtype=torch.float64)
+    dtypes, columns = exhausted(kernel.polar.factors.factor_of_parts(G, counts, iteration, 1e-7))
+    assert dtypes == [torch.float64, *[torch.float32] * len(iteration.windows)]
+    assert bits_equal(columns, kernel.polar.factors.polar_factors(G, iteration, 1e-7))
+
+
 STAYING = {
     "square": ((40, 40), LAYOUTS["columns"], {}),
     "along the short side": ((6, 400), LAYOUTS["rows"], {}),
