@@ -24,6 +24,18 @@ def test_as_many_matrices_are_packed_as_fit_and_at_least_one(kernel):
     assert [packed_together((24, 40), 4, most) for most in (1, 24 * 40 * 4, 3 * 24 * 40 * 4 - 1)] == [1, 1, 2]
 
 
+def test_what_is_known_of_nvidias_gpus_says_nothing_of_amds(kernel, monkeypatch):
+    """A capability of 9.0 is there, too, but of a GPU with other rates: it counts as one that nothing is known of."""
+    packing, schedule = kernel.polar.packing, kernel.schedules.resolve_schedule("polar_express", 5)
+    iteration = kernel.iteration.choose_iteration(torch.device("cpu"), torch.float16, (768, 768), schedule, "gram")
+    together = lambda: packing.matrices_together(torch.device("cuda", 0), (768, 768), iteration)  # noqa: E731
+    unknown = together()
+    monkeypatch.setattr(packing, "gpu_of", lambda device: kernel.kernels.predictions.Gpu(90, 132, 50 * 2**20))
+    assert together() > unknown
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert together() == unknown
+
+
 @pytest.mark.parametrize("shape", [(6, 24, 40), (6, 40, 24)], ids=str)
 def test_nothing_is_copied_on_a_cpu(kernel, monkeypatch, shape):
     """Neither a tall batch beforehand nor each piece of a batch afterwards.
@@ -38,3 +50,21 @@ def test_nothing_is_copied_on_a_cpu(kernel, monkeypatch, shape):
     assert torch.equal(result, expected)
     assert {"copy_", "clone", "_to_copy"}.isdisjoint(called.names)
     assert any(name.endswith(("mm", "newton_schulz_")) for name in called.names)
+
+
+@pytest.mark.parametrize("rooms", [3, 5])
+@pytest.mark.parametrize("table", ["NATIVE", "NATIVE_SYMMETRIC"])
+def test_room_for_squares_may_be_longer_than_a_piece(kernel, monkeypatch, table, rooms):
+    """Five matrices in pieces of at most three are two and three; there may be room for three, or for all."""
+    schedule = kernel.schedules.resolve_schedule("polar_express", 5)
+    circumstances = kernel.kernels.circumstances.Circumstances(table=table)
+    iteration = kernel.iteration.choose_iteration(
+        torch.device("cpu"), torch.float32, (24, 40), schedule, "standard", circumstances
+    )
+    G = torch.randn(5, 24, 40, generator=torch.Generator().manual_seed(11))
+    polar_factors, out = kernel.polar.factors.polar_factors, torch.empty_like(G)
+    expected = polar_factors(G, iteration, 1e-7)
+    monkeypatch.setattr(kernel.polar.factors, "matrices_together", lambda *_: 3)
+    count, dtype = iteration.squares
+    polar_factors(G, iteration, 1e-7, out, squares=[torch.empty(rooms, 24, 24, dtype=dtype) for _ in range(count)])
+    assert torch.equal(out, expected)
