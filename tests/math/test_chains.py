@@ -78,8 +78,12 @@ def test_products_with_the_long_side_are_those_of_each_shape(kernel, iteration):
     assert not torch.equal(*together)
 
 
-def test_gradients_go_through_a_chain(kernel, iteration):
-    """Those of the steps one after the other, in float64: the same operations, so up to their order."""
+def test_gradients_go_through_a_chain(kernel, monkeypatch, iteration):
+    """Those of the steps one after the other, in float64: the same operations, so up to their order.
+
+    However few matrices are worked on together: autograd supports no product that writes to a part of a tensor.
+    """
+    monkeypatch.setattr(kernel.polar.chains, "matrices_together", lambda *_: 1)
     chosen = iteration(5, kernel.kernels.products.BATCHED)._replace(work_dtype=torch.float64, chain_dtype=torch.float64)
     G, weights = drawn((3, 24, 40)).double().requires_grad_(), drawn((3, 24, 40), 1).double()
     gradients = []
@@ -151,15 +155,16 @@ def test_what_shares_a_chain(kernel):
     products, chain_key = kernel.kernels.products, kernel.polar.chains.chain_key
     schedule = kernel.schedules.resolve_schedule("polar_express", 5)
 
-    def of(n: int, method: str, table, device=GPU):
+    def of(n: int, method: str, table, device=GPU, in_one_launch: bool = False):
         chosen = kernel.iteration.choose_iteration(CPU, torch.float16, (24, n), schedule, method)
-        return chain_key(device, chosen._replace(products=table))
+        return chain_key(device, chosen._replace(products=table, in_one_launch=in_one_launch))
 
     batched = products.BATCHED._replace(square_name="torch.bmm")
     assert of(48, "gram", batched) == of(96, "gram", batched._replace(gram=torch.matmul, gram_gain=1.4)) is not None
     assert of(48, "gram", batched) != of(48, "gram_float32", batched)
     assert of(48, "gram", batched) != of(48, "gram", batched._replace(square_name="symmetric_gemm"))
     assert of(48, "standard", batched) is of(48, "gram", batched, CPU) is of(48, "gram", products.SINGLE) is None
+    assert of(48, "gram", batched, in_one_launch=True) is None
 
 
 @pytest.mark.parametrize("together", [1, 2, 6])
