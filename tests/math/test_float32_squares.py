@@ -55,13 +55,14 @@ def test_float32_squares_are_the_default_where_bfloat16_is_twice_as_fast(kernel,
     assert not takes(63, 6300)
 
 
-def test_where_the_gram_iteration_has_failed_its_proof_the_standard_one_runs(kernel, monkeypatch):
+@pytest.mark.parametrize("method", ["auto", "gram_float32"])
+def test_products_that_have_failed_their_proof_give_way_to_the_next(kernel, monkeypatch, method):
     products = kernel.kernels.products
     monkeypatch.setitem(kernel.kernels.native_products.INSTRUCTIONS, torch.bfloat16, "avx512_bf16")
     both = "NATIVE_GRAM", "NATIVE"
     for failed, expected in ((), "NATIVE_GRAM"), (both[:1], "NATIVE"), (both, "SINGLE"), (both[1:], "NATIVE_GRAM"):
         monkeypatch.setattr(products, "failed_here", lambda *_, failed=failed: failed)
-        table = products.select_products(CPU, torch.bfloat16, 64, 640)
+        table = products.select_products(CPU, torch.bfloat16, 64, 640, method=method)
         assert table == products.cpu_tables(torch.bfloat16)[expected]._replace(source="by default")
 
 
