@@ -44,6 +44,20 @@ def test_a_carried_change_is_the_derivative_of_what_carries_it():
     torch.testing.assert_close(C.add(A.value, 2.0).change, C.change, rtol=0, atol=1e-12)
 
 
+def test_each_operation_carries_a_rounding_of_its_result():
+    """u |x| in a dtype that is narrower. Sums of products add those of their partial sums in float32, far less."""
+    generator, k, u = torch.Generator().manual_seed(0), 6, 2.0**-11
+    values, none = torch.randn(3, k, k, generator=generator, dtype=torch.float64), torch.zeros(Carried.DRAWS, k, k)
+    A, B, C = (Carried(value, none.double(), torch.float16, generator) for value in values)
+    sums = 2.0**-24 * k**0.5 * (values[0].square() @ values[1].square() + (values[0] @ values[1]).square()).sqrt()
+    for result, alpha in ((A @ B, 1.0), (C.addmm(A, B, beta=-3.0, alpha=0.5), 0.5), (C.add(values[0], 2.0), 0.0)):
+        added = result.change.abs() - u * result.value.abs()
+        assert (added.abs() <= alpha * sums * (1 + 2**-22) + 1e-15).all()  # signs, and their factors, are float32
+    wide = Carried(values[0], none.double(), torch.float32, generator)
+    assert torch.equal(wide.to(torch.float16).change.abs(), (u * values[0].abs()).expand_as(none))
+    assert torch.equal(A.to(torch.float32).change, none.double())
+
+
 def test_the_carried_error_of_a_long_sum_is_a_few_times_the_real_one():
     """One after the other, k terms of the size 1 make partial sums of the sizes of roots, which round by 0.42 u of
     themselves in the mean square: 0.42 u k / sqrt(2) in all. Carried are u k sqrt(2): 4.8 times as much."""
