@@ -49,6 +49,7 @@ def test_joined_names_stand_for_exactly_the_names(writing, numbers):
     [
         ([f"layers.{i}.up" for i in range(24)], ["layers.{0..23}.up"]),
         ([f"layers.{i}.experts.{j}.up" for i in range(3) for j in range(8)], ["layers.{0..2}.experts.{0..7}.up"]),
+        (["a.0.b.0", "a.0.b.1", "a.1.b.0"], ["a.0.b.{0,1}", "a.1.b.0"]),
         ([f"layers.{i}.up" for i in (1, 3, 5, 7)], ["layers.{1..7..2}.up"]),
         ([f"layers.{i}.up" for i in (0, 1, 2, 5, 8, 9)], ["layers.{0..2,5,8,9}.up"]),
         ([f"param_{i}" for i in range(4)], ["param_{0..3}"]),
