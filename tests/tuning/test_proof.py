@@ -64,6 +64,14 @@ def test_sums_of_products_are_those_of_their_elements(kernel, k):
     assert torch.equal(entry, products)
 
 
+@pytest.mark.parametrize("m", [1, 64, 65, 300, 4096])
+def test_small_results_are_compared_as_a_whole_and_of_large_ones_the_last_rows_and_some_others(kernel, m):
+    """The last rows are those of a tile that is cut; the middle one is the dominant row."""
+    rows = kernel.tuning.proof.checked_rows(m).tolist()
+    assert rows == sorted({*rows}) and min(m, 64) - 1 <= len(rows) <= 64  # the middle one may be among the others
+    assert {0, m // 2, *range(max(0, m - 32), m)} <= {*rows}
+
+
 @pytest.mark.parametrize("place", [(70, 20), (229, 228), (201, 201)])
 def test_a_wrong_element_in_any_row_fails_the_proof(kernel, place):
     """Rows that are not compared element by element are summed; an element that is off by a half is found there."""
@@ -147,26 +155,45 @@ WRONG_LAUNCHES = {
     "for tall matrices, which are passed as views": lambda G, steps: in_columns(G),
     "in as many steps as are taken": lambda G, steps: len(steps) == 4 * 5,
     "in long windows": lambda G, steps: 0.0 in steps[3::4],
+    "in windows of one step": lambda G, steps: 0.0 not in steps[3::4],
+    "in the size that is used": lambda G, steps: G.shape[1:] == (17, 24),
+    "in one that no panel divides": lambda G, steps: G.size(1) > 17 and G.size(2) % 16,
 }
+
+
+def iterated(spoil, G, C, steps, numbers):
+    """Do what a launch does, step by step in float64; `spoil` changes the results."""
+    for g, result in zip(G, C):
+        X = numbers[0] * g.double() / torch.linalg.matrix_norm(g.double())
+        for a, b, c in zip(steps[::4], steps[1::4], steps[2::4]):
+            X = a * X + (b * X @ X.mT + c * X @ X.mT @ X @ X.mT) @ X
+        result.copy_(X)
+    spoil(G, C, steps)
 
 
 @pytest.mark.parametrize("is_wrong", WRONG_LAUNCHES.values(), ids=list(WRONG_LAUNCHES))
 def test_a_small_result_that_is_too_large_fails_the_proof(kernel, is_wrong):
     """Other code is compiled for each number of steps and each order of memory."""
-    small, like = kernel.tuning.small_proof, torch.empty(0, dtype=torch.float32)
-
-    def launch(is_wrong, G, C, steps, numbers):
-        scale, _, _ = numbers
-        for g, result in zip(G, C):
-            X = scale * g.double() / torch.linalg.matrix_norm(g.double())
-            for a, b, c in zip(steps[::4], steps[1::4], steps[2::4]):
-                X = a * X + (b * X @ X.mT + c * X @ X.mT @ X @ X.mT) @ X
-            result.copy_(1.01 * X if is_wrong(G, steps) else X)
-
-    arguments = like, (13, 24), 16, (1, 4)
-    small.prove_small(partial(launch, lambda *given: False), *arguments)
+    small, arguments = kernel.tuning.small_proof, (torch.empty(0, dtype=torch.float32), (17, 24), 32, (1, 4))
+    small.prove_small(partial(iterated, lambda *_: None), *arguments)
     with pytest.raises(small.WrongResultError, match=r"error .* is allowed"):
-        small.prove_small(partial(launch, is_wrong), *arguments)
+        small.prove_small(partial(iterated, lambda G, C, steps: is_wrong(G, steps) and C.mul_(1.01)), *arguments)
+
+
+# What a launch may do to matrices beside each other, and the words of the proof.
+SPOILED_BATCHES = {
+    "alone": (lambda G, C: len(G) == 1 and C.mul_(1 + 2.0**-22), "other bits alone"),
+    "beside a NaN": (lambda G, C: G.isnan().any() and C[-1].mul_(1 + 2.0**-22), "changed another matrix"),
+    "a NaN that is lost": (lambda G, C: C[:, 1:].nan_to_num_(), "did not spread"),
+}
+
+
+@pytest.mark.parametrize("spoil, words", SPOILED_BATCHES.values(), ids=list(SPOILED_BATCHES))
+def test_small_matrices_that_know_their_batch_or_lose_a_nan_fail_the_proof(kernel, spoil, words):
+    """By less than rounding may change."""
+    small, arguments = kernel.tuning.small_proof, (torch.empty(0, dtype=torch.float32), (17, 24), 32, (1, 4))
+    with pytest.raises(small.WrongResultError, match=words):
+        small.prove_small(partial(iterated, lambda G, C, steps: spoil(G, C)), *arguments)
 
 
 def test_a_product_that_is_wrong_for_views_of_tall_matrices_fails_the_proof(kernel):
