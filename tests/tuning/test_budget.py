@@ -178,3 +178,24 @@ def test_a_launch_that_lost_to_torch_is_not_raced_again(kernel):
     for gain, kept_one in ((0.9, "torch"), (1.1, "128-64-8-8-3-1")):
         continued = findings._continued(contest, {**kept, "gain": gain}, "symmetric_gemm")
         assert (continued.before, set(continued.candidates)) == (kept_one, {"torch", "left", kept_one})
+
+
+def test_a_choice_that_no_longer_competes_gives_way_to_torchs_products(kernel):
+    """A method may be unsafe now that torch rounds the factors of float32 products."""
+    candidate = kernel.tuning.contest.Candidate
+    made = {name: candidate(None, None, name) for name in ("SINGLE", "NATIVE", "NATIVE_SYMMETRIC")}
+    contest = kernel.tuning.contest.Contest(made, "NATIVE", "SINGLE", None)
+    kept = {"m": 64, "k": 64, "products": "NATIVE_GRAM", "untried": ["NATIVE"]}
+    continued = kernel.tuning.findings._continued(contest, kept, "cpu_products")
+    assert (continued.before, set(continued.candidates)) == ("SINGLE", {"SINGLE", "NATIVE"})
+
+
+def test_the_default_and_torchs_products_are_proven_however_late_it_is(kernel, tune, contests, table_clock):
+    """Wherever they are among the candidates; of these, only those that have failed before are named."""
+    (task,), file = tasks(kernel, (24, 40)), kernel.kernels.measurement_file
+    contest = tune.contest_of(task)._replace(before="NATIVE_SYMMETRIC")
+    table = file.Table({}, {("cpu_products", "bfloat16"): {"NATIVE_GRAM": "wrong"}})
+    kernel.kernels.measurements.keep(kernel.kernels.machine.key_of(CPU), table)
+    finding = kernel.tuning.findings.compete(task, contest, table_clock(EVEN), lambda: 1.0, proofs_end=0.0)
+    assert finding.times.keys() == {"NATIVE_SYMMETRIC", "SINGLE"} and finding.entry["untried"] == ["NATIVE"]
+    assert not finding.failed_before

@@ -74,7 +74,10 @@ def test_in_bfloat16_the_gram_iteration_with_float32_squares_competes(kernel, me
     [
         ("gemm_", lambda multiply: lambda C, *rest: multiply(C, *rest) or C.dtype != FLOAT32 or C.mul_(1.001)),
         ("gram_newton_schulz_", lambda iterate: lambda X, *rest: iterate(X, *rest) or X[-1, 0, 0].add_(0.01)),
+        ("gram_newton_schulz_", lambda iterate: lambda X, *rest: iterate(X, *rest) or (1 in rest[5] and X.mul_(2))),
+        ("gram_newton_schulz_", lambda iterate: lambda X, *rest: iterate(X, *rest) or (max(rest[5]) > 2 and X.mul_(2))),
     ],
+    ids=["squares", "all steps", "windows of one step", "windows with a step in the middle"],
 )
 def test_wrong_float32_squares_and_wrong_steps_fail_their_proof(kernel, monkeypatch, name, spoil):
     """An error of a thousandth is within bfloat16's rounding, but not within that of the float32 that it is kept in."""
@@ -86,6 +89,22 @@ def test_wrong_float32_squares_and_wrong_steps_fail_their_proof(kernel, monkeypa
     kernel.tuning.contest.cpu_contest(task).candidates["NATIVE"].prove()
     with pytest.raises(kernel.tuning.proof.WrongResultError):
         kernel.tuning.contest.cpu_contest(task).candidates["NATIVE_GRAM"].prove()
+
+
+def test_a_float32_gram_matrix_of_bfloat16_matrices_is_proven_by_itself(kernel, monkeypatch):
+    """The iteration in one call may have the same error: then it has the bits of one step after the other."""
+    native, contest = kernel.kernels.native_products, kernel.tuning.contest
+    multiply = native.gemm_
+
+    def spoiled(C, A, *rest):
+        return multiply(C, A, *rest) or C.dtype == A.dtype or C.mul_(1.001)
+
+    (task,) = contest.tasks_of(CPU, BFLOAT16, (48, 80), 1)
+    monkeypatch.setattr(contest, "prove_iteration", lambda *_: None)
+    contest.cpu_contest(task).candidates["NATIVE_GRAM"].prove()
+    monkeypatch.setattr(native, "gemm_", spoiled)
+    with pytest.raises(kernel.tuning.proof.WrongResultError, match="times what rounding can explain"):
+        contest.cpu_contest(task).candidates["NATIVE_GRAM"].prove()
 
 
 def test_a_wrong_product_is_not_taken(kernel, measurements, table_clock, monkeypatch):
