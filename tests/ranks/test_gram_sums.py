@@ -150,6 +150,23 @@ def test_gram_matrices_in_half_precision_are_summed_in_float32_and_multiplied_as
     assert bits_equal(columns, kernel.polar.factors.polar_factors(G, iteration, 1e-7))
 
 
+def owners(kernel, case: Case):
+    """Return what `explain` says of each parameter's owner, and all owners of its matrices."""
+    named = [(spec.name, part_of(case, i)) for i, spec in enumerate(case.specs)]
+    optimizer = kernel.Muon(named, is_muon=lambda *_: True, **muon_settings(kernel, case.settings))
+    plan = plan_of(optimizer)
+    shared = plan.shared_work()
+    of_matrices = [{shared[matrix.key].owner for matrix in matrices} for matrices in plan.matrices]
+    return list(zip((row.owner for row in optimizer.explain().rows), of_matrices))
+
+
+@pytest.mark.parametrize("name", ["experts", "columns of wide ones"])
+def test_explain_names_the_owner_of_what_is_not_summed_or_says_that_there_are_several(pools, name):
+    for rows in pools(4).run(owners, case_on(*LONG[name], settings={"sum_gram": False})):
+        assert all(said == ("several" if len(ranks) > 1 else min(ranks)) for said, ranks in rows)
+        assert {said == "several" for said, _ in rows} == {name == "experts"}
+
+
 STAYING = {
     "square": ((40, 40), LAYOUTS["columns"], {}),
     "along the short side": ((6, 400), LAYOUTS["rows"], {}),
