@@ -99,6 +99,37 @@ def test_a_launch_takes_what_exactly_the_sharing_ranks_have_agreed_on(kernel, me
     assert [tuned.chosen_config(*given, among) for among in ((0, 1), (), (0, 2))] == [config, safe, safe]
 
 
+def test_the_compiled_product_of_shared_matrices_is_one_that_their_ranks_have_agreed_on(
+    kernel, measurements, monkeypatch
+):
+    tuned, file, device = kernel.kernels.tuned, kernel.kernels.measurement_file, torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(tuned, "is_built", lambda: True)
+    found = {"m": 64, "k": 96, **tuned.COMPILED[0]._asdict(), "gain": 1.5}
+    need, key = file.Need("symmetric_gemm", "float16", 64, 96), kernel.kernels.machine.gpu_key("a GPU")
+    measurements.agree(key, need, found, 0, (0, 1))
+    launches = lambda among: tuned.launches_hopper_gemm(device, torch.float16, 64, 96, among)  # noqa: E731
+    assert [launches(among) for among in ((0, 1), (), (0, 2), None)] == [True, False, False, False]
+    measurements.keep(key, file.Table({need: found}, {}))
+    assert [launches(among) for among in ((0, 1), (), (0, 2), None)] == [True, False, False, True]
+
+
+def test_a_size_that_torchs_product_has_won_stays_measured_whatever_of_ours_fails(kernel, measurements):
+    """Its entry has the best of our launches, which is not the one that is chosen."""
+    tuned, file = kernel.kernels.tuned, kernel.kernels.measurement_file
+    config, ranks = tuned.Config(128, 64, 8, 8, 4), (0, 1)
+    need, key = file.Need("symmetric_gemm", "float16", 64, 96), kernel.kernels.machine.gpu_key("a GPU")
+    wrong = {("symmetric_gemm", "float16"): {"-".join(map(str, config)): "wrong"}}
+    for gain in 0.9, 1.1:
+        found = {"m": 64, "k": 96, **config._asdict(), "gain": gain}
+        measurements.forget()
+        measurements.keep(key, file.Table({need: found}, wrong))
+        measurements.agree(key, need, found, 0, ranks)
+        known = measurements.own_measurement(key, need), measurements.agreement(key, need)
+        assert [each is not None for each in known] == [gain < 1] * 2
+
+
 def test_products_of_shared_matrices_are_launched_among_their_ranks(kernel, monkeypatch):
     products, seen = kernel.kernels.products, []
     monkeypatch.setattr(products, "symmetric_product", lambda A, *given, among, **options: seen.append(among) or A)

@@ -132,6 +132,7 @@ def test_the_model_chooses_where_nothing_was_measured(kernel, monkeypatch):
     chosen = {m: (table.name, table.source) for m, table in chosen.items()}
     symmetric = "symmetric_gemm + torch.bmm", "by the model"
     assert chosen == {256: ("torch.bmm", "by default"), 512: symmetric, 4096: symmetric}
+    assert products.select_products(device, half, 256, 4096).name == "torch.bmm"  # the rows decide
     monkeypatch.setattr(gains, "failed", lambda *candidate: {"128-64-8-8-3-1": "wrong"})
     assert products.select_products(device, half, 4096, 4096).name == "torch.bmm"
     monkeypatch.setattr(gains, "failed", lambda *candidate: {})
