@@ -19,6 +19,29 @@ def test_want_of_memory_leaves_a_size_as_it_was(kernel, tune, measurements, monk
     assert "too little free memory" in told[0] and chosen(kernel, 24, 40).source == "by default"
 
 
+def test_want_of_memory_names_no_candidate_that_had_failed_before(kernel, tune, measurements, monkeypatch):
+    def too_large(task):
+        raise torch.cuda.OutOfMemoryError("out of memory")
+
+    (task,), file = tasks(kernel, (24, 40)), kernel.kernels.measurement_file
+    key, failed = kernel.kernels.machine.key_of(task.device), {("cpu_products", "bfloat16"): {"NATIVE": "wrong"}}
+    measurements.keep(key, file.Table({}, failed))
+    monkeypatch.setattr(tune, "contest_of", too_large)
+    assert not tune.Tuner(60.0).measure(task, 0).failed
+
+
+def test_a_wrong_candidate_is_remembered_where_nothing_could_be_timed(
+    kernel, measurements, tune, contests, table_clock
+):
+    contests["NATIVE"] = kernel.tuning.proof.WrongResultError("wrong")
+    clock = table_clock(EVEN)
+    clock.ready = lambda work: work.no_such_work  # raises
+    assert "nothing could be timed" in run(tune.Tuner(60.0, clock), tune, tasks(kernel, (24, 40)))[0]
+    measurements.forget()
+    failed = measurements.failed(kernel.kernels.machine.key_of(torch.device("cpu")), "cpu_products", "bfloat16")
+    assert failed == {"NATIVE": "wrong"}
+
+
 @pytest.mark.parametrize("problem", ["can't allocate memory", "No space left on device"])
 def test_accidents_convict_no_candidate(kernel, measurements, monkeypatch, problem):
     def unlucky(*arguments):

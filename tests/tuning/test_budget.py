@@ -134,6 +134,12 @@ def test_sizes_with_most_work_come_first(kernel, tune, measurements, contests, m
     assert told[:3] == ["40 x 40", "40 x 56", "16 x 32"]
 
 
+def test_a_size_is_measured_with_the_most_matrices_that_need_it(kernel, tune):
+    """Wherever they are in the list."""
+    (task,) = tasks(kernel, (24, 40))
+    assert tune.unmeasured([task._replace(count=count) for count in (3, 5, 2)]) == [task._replace(count=5)]
+
+
 def test_a_budget_begins_once(kernel, tune, contests, table_clock):
     """When measuring does, even if the first measurement of this process comes later."""
     clock = table_clock(EVEN)

@@ -88,6 +88,11 @@ def test_one_slow_run_of_what_is_short_decides_nothing(race, table_clock):
     assert clock.bursts.count("default") == 2 + race.MOST_ROUNDS and clock.bursts.count("slow") == 2
 
 
+def test_of_two_runs_of_what_loses_the_faster_one_is_its_time(race, table_clock):
+    times, _ = race.race(works("fast", "slow"), table_clock({"fast": 0.03, "slow": [0.5, 0.9]}), seconds=1e9)
+    assert times["slow"].seconds == 0.5
+
+
 def test_who_raises_is_left_out_and_named(race, table_clock):
     def too_large():
         raise ValueError("out of resources")
