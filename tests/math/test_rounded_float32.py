@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import Parameter
 
 from tests.support.spectra import SPECTRA, with_spectrum
 
@@ -112,3 +114,14 @@ def test_restarts_keep_the_error_of_tf32_small(kernel, allow, spectrum):
         return torch.linalg.matrix_norm(rounded.double() - exact, 2).item()
 
     assert error(iteration.windows) <= kernel.stability.LIMIT / 64**0.5 < error([sum(iteration.windows, ())])
+
+
+@pytest.mark.parametrize("dtype, noted", [("float16", True), ("bfloat16", True), ("float32", False)])
+def test_float32_squares_of_a_gpu_are_noted_where_the_rest_is_in_half_precision(kernel, dtype, noted):
+    """There they cost more than what was asked for, and depend on a setting that nothing else does."""
+    with FakeTensorMode():
+        matrix = Parameter(torch.ones(8, 16, device="cuda"))
+        optimizer = kernel.Muon([("up.weight", matrix)], ns_dtype=dtype, ns_method="gram_float32")
+        notes = optimizer.explain().notes
+    said = [note for note in notes if note.startswith("gram_float32 multiplies the Gram matrices of up.weight in")]
+    assert len(said) == noted

@@ -99,6 +99,17 @@ def test_the_optimizer_prints_in_a_few_lines(kernel):
     assert len(lines) <= 24 and lines[-1] == "  and 85 more lines: see param_groups"
 
 
+def test_a_long_list_of_groups_is_counted(kernel):
+    """Those that look the same share a line; a short list names each."""
+    groups = [
+        {"params": [(f"{i}.up.weight", Parameter(torch.zeros(8, 8)))], "lr": 0.25 if i % 5 in (1, 3) else 0.5}
+        for i in range(23)
+    ]
+    for count, named in ((23, "14 groups from group 0 on, each"), (8, "group {0,2,4,5,7}")):
+        lines = repr(kernel.Muon(groups[:count])).splitlines()
+        assert f"  {named}: 1 parameter by Muon, lr=0.5, weight_decay=0.1" in lines and len(lines) == 3
+
+
 def test_groups_print_what_is_their_own(kernel):
     up, down, bias = (Parameter(torch.zeros(shape)) for shape in ((8, 8), (8, 8), (8,)))
     groups = [

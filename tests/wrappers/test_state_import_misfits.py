@@ -143,6 +143,15 @@ def test_settings_not_taken_over_are_noted(kernel):
     assert optimizer.param_groups[0]["lr"] == FOREIGN["lr"] and optimizer.param_groups[0]["momentum"] == 0.95
 
 
+def test_nothing_is_noted_of_a_group_that_is_frozen_as_a_whole(kernel):
+    _, state_dict, source, _, _ = dion_case()
+    _, optimizer = fresh(kernel)
+    names = [name for group in optimizer.param_groups for name in group["param_names"]]
+    optimizer.add_param_group({"params": [("frozen.weight", Parameter(torch.zeros(8, 8), False))]})
+    notes = kernel.import_state(optimizer, state_dict, source, names=names)
+    assert notes and not any(note.startswith("group 2:") for note in notes)
+
+
 def test_nothing_is_noted_where_all_is_taken_over(kernel):
     for case in ("torch", "timm", "timm with nadamw", "keller_jordan", "moonlight"):
         _, state_dict, source, others, _ = CASES[case]()
