@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from tests.kernels.test_measurements import DTYPE, KERNEL, entry, known, table
@@ -106,12 +108,12 @@ def test_the_compiled_product_of_shared_matrices_is_one_that_their_ranks_have_ag
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     monkeypatch.setattr(tuned, "is_built", lambda: True)
-    found = {"m": 64, "k": 96, **tuned.COMPILED[0]._asdict(), "gain": 1.5}
+    measured = {"m": 64, "k": 96, **tuned.COMPILED[0]._asdict(), "gain": 1.5}
     need, key = file.Need("symmetric_gemm", "float16", 64, 96), kernel.kernels.machine.gpu_key("a GPU")
-    measurements.agree(key, need, found, 0, (0, 1))
-    launches = lambda among: tuned.launches_hopper_gemm(device, torch.float16, 64, 96, among)  # noqa: E731
+    measurements.agree(key, need, measured, 0, (0, 1))
+    launches = partial(tuned.launches_hopper_gemm, device, torch.float16, 64, 96)
     assert [launches(among) for among in ((0, 1), (), (0, 2), None)] == [True, False, False, False]
-    measurements.keep(key, file.Table({need: found}, {}))
+    measurements.keep(key, file.Table({need: measured}, {}))
     assert [launches(among) for among in ((0, 1), (), (0, 2), None)] == [True, False, False, True]
 
 
@@ -122,10 +124,10 @@ def test_a_size_that_torchs_product_has_won_stays_measured_whatever_of_ours_fail
     need, key = file.Need("symmetric_gemm", "float16", 64, 96), kernel.kernels.machine.gpu_key("a GPU")
     wrong = {("symmetric_gemm", "float16"): {"-".join(map(str, config)): "wrong"}}
     for gain in 0.9, 1.1:
-        found = {"m": 64, "k": 96, **config._asdict(), "gain": gain}
+        measured = {"m": 64, "k": 96, **config._asdict(), "gain": gain}
         measurements.forget()
-        measurements.keep(key, file.Table({need: found}, wrong))
-        measurements.agree(key, need, found, 0, ranks)
+        measurements.keep(key, file.Table({need: measured}, wrong))
+        measurements.agree(key, need, measured, 0, ranks)
         known = measurements.own_measurement(key, need), measurements.agreement(key, need)
         assert [each is not None for each in known] == [gain < 1] * 2
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,7 +30,7 @@ def test_what_is_known_of_nvidias_gpus_says_nothing_of_amds(kernel, monkeypatch)
     """A capability of 9.0 is there, too, but of a GPU with other rates: it counts as one that nothing is known of."""
     packing, schedule = kernel.polar.packing, kernel.schedules.resolve_schedule("polar_express", 5)
     iteration = kernel.iteration.choose_iteration(torch.device("cpu"), torch.float16, (768, 768), schedule, "gram")
-    together = lambda: packing.matrices_together(torch.device("cuda", 0), (768, 768), iteration)  # noqa: E731
+    together = partial(packing.matrices_together, torch.device("cuda", 0), (768, 768), iteration)
     unknown = together()
     monkeypatch.setattr(packing, "gpu_of", lambda device: kernel.kernels.predictions.Gpu(90, 132, 50 * 2**20))
     assert together() > unknown

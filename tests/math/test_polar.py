@@ -228,8 +228,8 @@ def test_narrower_matrices_are_divided_in_float64_if_that_is_the_work_dtype(kern
     """Two norms of 960 squares differ by at most 960 roundings of float64. One of float32 is 2^29 of these."""
     G = torch.randn(24, 40, generator=torch.Generator().manual_seed(0)).to(dtype)
     exact = G.double() / torch.linalg.matrix_norm(G.double())
-    found = kernel.kernels.normalization.normalize(G, torch.float64, 1e-7)
-    torch.testing.assert_close(found, exact, rtol=962 * 2**-53, atol=0)
+    normalized = kernel.kernels.normalization.normalize(G, torch.float64, 1e-7)
+    torch.testing.assert_close(normalized, exact, rtol=962 * 2**-53, atol=0)
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (2, 3, 0)], ids=str)
