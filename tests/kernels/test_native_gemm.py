@@ -87,6 +87,12 @@ def test_the_processors_products_in_float32_are_not_rounded_before_they_are_adde
     assert gemm(torch.tensor([[[1.0, x]]]), torch.tensor([[[-r], [x]]])).item() == 2.0**-24
 
 
+def test_what_is_added_is_not_rounded_before(gemm, kind):
+    """beta D - r = 2^-24, where r is the nearest number of float32 to beta D: rounded before, it would be 0."""
+    one, D = torch.ones(1, 1, 1, dtype=kind.dtype), torch.full((1, 1, 1), 1 + 2.0**-7)
+    assert gemm(one, one, D, (-(1 + 2.0**-7 + 2.0**-17), 1 + 2.0**-17)).item() == 2.0**-24
+
+
 def test_the_processors_sums_in_float32_lose_no_more_than_the_first_go(gemm, kind):
     """2^24 + 1 is 2^24 in float32, so the ones that are added to it one by one are lost: at most those of 256 k."""
     if kind.dtype != FLOAT32:
@@ -134,10 +140,12 @@ def test_a_wider_result_rounds_to_the_narrow_one(native, kind, symmetric):
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("shape", [(1, 1), (33, 100), (64, 352), (300, 40)], ids=str)
 def test_symmetric_products_are_the_lower_halves_mirrored(gemm, shape, kind):
-    X, D = kind.random(2, *shape), kind.random(2, shape[0], shape[0], seed=1)
-    D = D + D.mT
-    whole, half = (gemm(X, X.mT, D, (0.5, -2.0), symmetric) for symmetric in (False, True))
-    assert torch.equal(half, whole.tril() + whole.tril(-1).mT)
+    """Also of a product that is not symmetric itself: nothing of its upper half is left."""
+    m, k = shape
+    X, Y, D = kind.random(2, m, k), kind.random(2, k, m, seed=1), kind.random(2, m, m, seed=2)
+    for B in X.mT, Y:
+        whole, half = (gemm(X, B, D, (0.5, -2.0), symmetric) for symmetric in (False, True))
+        assert torch.equal(half, whole.tril() + whole.tril(-1).mT)
 
 
 @pytest.mark.parametrize("shape", [(8, 8, 8), (70, 40, 340), (40, 40, 4200), (400, 300, 200)], ids=str)

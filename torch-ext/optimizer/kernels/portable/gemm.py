@@ -6,10 +6,10 @@ must not share memory with them, with one exception: without `symmetric`, C may 
 and then D may be that tensor, too.
 
 - `alpha` and `beta` are rounded to float32. Sums are in float32, in an order that follows from k alone. They are
-  multiplied by alpha, and beta D is added, in float32, too; the result is rounded once to the dtype of C. A matrix gets
-  the same bits alone and in any batch, with any number of threads. Different `instructions` may round differently, and
-  "portable" sums of float32 differ between x86-64 and ARM. With "amx" and "avx512_bf16" numbers below 2^-126 in A and
-  B, and sums below it, are zero.
+  multiplied by alpha, and beta D is added, in float32, too, without being rounded before; the result is rounded once to
+  the dtype of C. A matrix gets the same bits alone and in any batch, with any number of threads. Different
+  `instructions` may round differently, and "portable" sums of float32 differ between x86-64 and ARM. With "amx" and
+  "avx512_bf16" numbers below 2^-126 in A and B, and sums below it, are zero.
 - `symmetric` says that the results are symmetric (m = n; D too). Only blocks on and below the diagonal are computed,
   and are also stored mirrored, so C is symmetric to the bit.
 - `instructions` are "amx", "avx512_bf16" or "portable" for bfloat16, and "avx512", "avx2" or "portable" for float32;
