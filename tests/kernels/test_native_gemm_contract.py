@@ -56,10 +56,16 @@ BAD = {
     "C is written": {"C": ONES[:12].view(1, 3, 4).expand(2, 3, 4)},
 }
 SHARED = ONES.clone()
+ROWS_OF_B, SQUARE, WIDE_SQUARE = SHARED[:40].view(2, 5, 4), SHARED[:32].view(2, 4, 4), SHARED[:64].view(torch.float32)
 SHARING = {
     "A": {"C": SHARED[:24].view(2, 3, 4), "A": SHARED[20:50].view(2, 3, 5)},
-    "B": {"C": SHARED[:24].view(2, 3, 4), "B": SHARED[:40].view(2, 5, 4)},
+    "B": {"C": SHARED[:24].view(2, 3, 4), "B": ROWS_OF_B},
     "D": {"C": SHARED[:24].view(2, 3, 4), "D": SHARED[:24].view(2, 3, 4)},
+    "rows of B": {"C": ROWS_OF_B[:, :3], "B": ROWS_OF_B},
+    "B's transpose": {"C": SQUARE, "A": ONES[:32].view(2, 4, 4), "B": SQUARE.mT},
+    "B of a symmetric result": {"C": SQUARE, "A": ONES[:32].view(2, 4, 4), "B": SQUARE, "symmetric": True},
+    "B of a wider result": {"C": WIDE_SQUARE.view(2, 4, 4), "A": ONES[:32].view(2, 4, 4), "B": SQUARE},
+    "D's rows, where C is B": {"C": SQUARE, "A": ONES[:32].view(2, 4, 4), "B": SQUARE, "D": SHARED[4:36].view(2, 4, 4)},
 }
 
 
@@ -84,6 +90,17 @@ def test_the_result_shares_no_memory(native, name):
     with pytest.raises(RuntimeError, match="must not share memory: C is written"):
         native.gemm_(**arguments(**SHARING[name]))
     assert (SHARED == 1).all()
+
+
+@pytest.mark.parametrize("dtype", SETS, ids=str)
+def test_a_dimension_of_one_may_have_any_stride(native, dtype):
+    """A column of a matrix has a stride that leads nowhere."""
+    A, B, D = (torch.arange(1.0, 1 + 2 * rows).view(2, rows, 1).to(dtype) for rows in (33, 1, 33))
+    apart = [torch.empty(1000, dtype=dtype).as_strided(x.shape, (400, 7, 5)).copy_(x) for x in (A, B, D, D)]
+    expected = torch.empty_like(D)
+    native.gemm_(expected, A, B, D, 2.0, 3.0, False, "portable")
+    native.gemm_(apart[3], *apart[:3], 2.0, 3.0, False, "portable")
+    assert torch.equal(apart[3], expected)
 
 
 def test_the_operation_keeps_torchs_rules_for_operators(native):
