@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -35,41 +36,93 @@ def test_a_forked_process_has_threads_of_its_own(native):
     child = os.fork()
     if child == 0:
         native.gemm_(C, A, B, None, 1.0, 0.0, False, native.gemm_instructions(A.dtype))
-        os._exit(0 if bytes(C.untyped_storage()) == wanted else 1)
+        works_alone = sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1
+        os._exit(0 if bytes(C.untyped_storage()) == wanted and not works_alone else 1)
     end = time.monotonic() + 30
     while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
         time.sleep(0.01)
     if ended == (0, 0):
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    assert ended == (child, 0), "it hangs, or has other bits"
+    assert ended == (child, 0), "it hangs, has other bits, or has no threads"
 
 
 FORKS_FIRST = """
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
 import torch
 from tests.support.rank_pool import load_kernel
 
+tasks = lambda: set(os.listdir("/proc/self/task")) if sys.platform == "linux" else set()
+processors = lambda those: [sorted(os.sched_getaffinity(int(task))) for task in those]
+
 native = load_kernel(Path(sys.argv[1]), None).kernels.native
 torch.set_num_threads(2)
+before = tasks()
 torch.ones(2000, 2000).add_(1)  # starts torch's threads, which a fork leaves behind
+with_torchs = tasks()
 A, C = torch.ones(4, 256, 256), torch.empty(4, 256, 256)
 child = os.fork()
 if child == 0:
     signal.alarm(30)  # ends a child that hangs
     native.gemm_(C, A, A, None, 1.0, 0.0, False, native.gemm_instructions(A.dtype))
     os._exit(0)
-sys.exit(os.waitpid(child, 0)[1] != 0)
+ended = os.waitpid(child, 0)[1]
+native.gemm_(C, A, A, None, 1.0, 0.0, False, native.gemm_instructions(A.dtype))
+torchs, ours, end = with_torchs - before, tasks() - with_torchs, time.monotonic() + 20
+while processors(ours) != processors(torchs) and time.monotonic() < end:
+    time.sleep(0.01)  # a new thread is bound when it begins
+print([ended, processors(torchs), processors(ours)])
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_process_may_fork_before_its_first_product(native):
+@pytest.fixture(scope="module")
+def forks_first(native) -> list:
+    """What a process that OpenMP binds to processors has seen: how its child ended, and where each thread may run that
+    torch has started, and each that the library has.
+    """
     if native.IS_PORTABLE:
         pytest.skip("products are torch's, whose threads a fork leaves behind")
     variants = Path(native.__file__).parents[2]
-    subprocess.run([sys.executable, "-c", FORKS_FIRST, str(variants)], check=True, timeout=120)
+    command, bound = [sys.executable, "-c", FORKS_FIRST, str(variants)], {**os.environ, "OMP_PROC_BIND": "true"}
+    said = subprocess.run(command, env=bound, check=True, timeout=120, capture_output=True, text=True).stdout
+    return json.loads(said.splitlines()[-1])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_process_may_fork_before_its_first_product(forks_first):
+    assert forks_first[0] == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="here threads are bound to no processors")
+def test_the_librarys_threads_run_where_torchs_may(forks_first):
+    """On the processor of a caller that is bound to it they would wait for the caller."""
+    _, torchs, ours = forks_first
+    if len(torchs) != 1:
+        pytest.skip("torch has no threads of OpenMP here")
+    assert ours == torchs
+
+
+def share_of_others(native, X: Tensor) -> float:
+    """Return the time that others than this thread have worked on a product, as a part of what this thread has."""
+    start, alone = time.process_time(), time.thread_time()
+    native.gemm_(torch.empty_like(X), X, X, None, 1.0, 0.0, False, native.gemm_instructions(X.dtype))
+    together, alone = time.process_time() - start, time.thread_time() - alone
+    return together / alone - 1
+
+
+def test_so_many_threads_work_as_torch_would_use(native):
+    """One alone, and with two also the one that has gone to sleep since the last call."""
+    if native.IS_PORTABLE:
+        pytest.skip("products are torch's, and have its threads")
+    X = torch.ones(1, 1024, 1024)
+    torch.set_num_threads(1)
+    assert min(share_of_others(native, X) for _ in range(5)) < 0.1
+    torch.set_num_threads(2)
+    end = time.monotonic() + 30
+    while (share := share_of_others(native, X)) < 0.3 and time.monotonic() < end:
+        time.sleep(0.02)
+    assert share >= 0.3
 
 
 def test_threads_take_small_numbers_for_what_their_caller_does(native):
