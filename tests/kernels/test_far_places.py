@@ -92,3 +92,25 @@ def test_blocks_may_be_far_apart(native, room, layout, to_buffer):
         target[first:] = 0
         native.move_blocks_(matrices, buffer, torch.tensor([block], device="cpu"), to_buffer)
         assert torch.equal(source, target)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_operands_and_results_of_products_may_be_far_apart(native, room, device, layout):
+    if device == "cuda":
+        pytest.skip("these products are computed on a CPU")
+    shape, strides = LAYOUTS[layout]
+    count, m, _ = shape
+    apart = (FAR, m, 1) if count > 1 else (FAR, FAR // (m - 1), 1)
+    instructions = native.gemm_instructions(torch.bfloat16)
+    X, (C, D) = random(*shape).bfloat16(), random(2, count, m, m, seed=1).bfloat16()
+    far = [room().view(torch.bfloat16).as_strided(x.shape, at) for x, at in ((X, strides), (C, apart), (D, apart))]
+    far[0].copy_(X)
+    far[2].copy_(D)
+    native.gemm_(C, X, X.mT, D, 1.0, 2.0, True, instructions)
+    native.gemm_(far[1], far[0], far[0].mT, far[2], 1.0, 2.0, True, instructions)
+    assert torch.equal(far[1], C)
+    if layout != "columns":
+        for x in X, far[0]:
+            squares = torch.zeros(2, 1, m, m, dtype=torch.bfloat16)
+            native.newton_schulz_(x, *squares, [0.5, -0.1, 0.01], True, instructions)
+        assert torch.equal(far[0], X)
