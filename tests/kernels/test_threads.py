@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -143,3 +144,16 @@ def test_threads_take_small_numbers_for_what_their_caller_does(native):
             assert all(torch.equal(m == 0, (momentum[0] == 0)) for m in momentum)
     finally:
         torch.set_flush_denormal(False)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="this system has no g++")
+def test_what_a_thread_throws_its_caller_gets_when_all_have_ended(repository, tmp_path):
+    """And the threads are there for the next call. tests/threads compiles them; no operation throws at will."""
+    # Imported here: it builds, for which it takes the folder tools/.
+    from tools.build.commands import run
+    from tools.build.machines import TORCH
+
+    folders = [f"-I{TORCH / 'include'}", f"-I{TORCH / 'include/torch/csrc/api/include'}"]
+    options = ["-std=c++20", "-O1", "-pthread", "-DTORCH_TARGET_VERSION=0x20b000000000000", *folders]
+    run(["g++", *options, repository / "tests/threads/main.cpp", "-o", tmp_path / "threads"])
+    assert run([tmp_path / "threads"]).split() == ["111"] * 4

@@ -1,0 +1,43 @@
+// Prints, for each of several calls in which one of two threads throws, whether both took part, whether the caller got
+// the exception, and whether the other thread had done its work by then. Compiled with the library's threads, it stands
+// in for the functions of torch that they call.
+#include "../../optimizer_cpu/threads.cpp"
+
+#include <cstdio>
+#include <stdexcept>
+
+using namespace optimizer;
+using std::chrono::steady_clock;
+
+extern "C" AOTITorchError torch_parallel_for(int64_t begin, int64_t end, int64_t, ParallelFunc work, void* context) {
+  work(begin, end, context);
+  return 0;
+}
+
+extern "C" AOTITorchError torch_get_num_threads(uint32_t* threads) {
+  *threads = 2;
+  return 0;
+}
+
+int main() {
+  for (const int64_t thrower : {1, 0, 1, 0}) {
+    std::atomic<int> here{0}, done{0};
+    bool caught = false;
+    try {
+      with_others(2, [&](int64_t thread) {
+        ++here;
+        for (const auto end = steady_clock::now() + std::chrono::seconds(20); here < 2 && steady_clock::now() < end;) {
+          std::this_thread::yield();
+        }
+        if (thread == thrower) {
+          throw std::runtime_error("thrown");
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        ++done;
+      });
+    } catch (const std::runtime_error&) {
+      caught = true;
+    }
+    std::printf("%d%d%d ", here == 2, caught, done == 1);
+  }
+}
