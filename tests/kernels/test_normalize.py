@@ -101,6 +101,14 @@ def test_norms_below_eps_are_divided_by_eps(normalized):
     assert torch.equal(normalized(X, torch.float32, eps=0.5)[1], X * (SCALE / 0.5))
 
 
+def test_norms_below_the_least_normal_number_are_divided_by_that(native):
+    X, norms = torch.full((1, 1, 1), 2.0**-130), torch.zeros(1, dtype=torch.float64)
+    out = torch.empty_like(X)
+    native.frobenius_norm_(norms, X)
+    native.normalize_(out, X, norms, 0.0, 1.0)
+    assert norms.item() == 2.0**-130 and out.item() == 2.0**-4
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (2, 3, 0)], ids=str)
 def test_sizes_may_be_zero(normalized, shape):
     norms, out = normalized(torch.ones(shape))
