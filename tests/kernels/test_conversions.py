@@ -1,4 +1,4 @@
-"""The compiled operations read and round numbers of 16 bits as torch does, every one of them."""
+"""The compiled operations read and round numbers of 16 bits as torch does, every one of them, and a decay once."""
 
 from __future__ import annotations
 
@@ -61,3 +61,10 @@ def test_floats_are_rounded_to_the_nearest_and_those_in_the_middle_to_the_even_o
     upper = torch.arange(-(2**15), 2**15, dtype=torch.int32) << 16
     floats = torch.cat([upper | lower for lower in LOWER_HALVES]).view(torch.float32).view(-1, COLUMNS)
     assert_same_numbers(packed_as(dtype, floats), floats.to(dtype))
+
+
+def test_what_decay_keeps_is_rounded_once(kernel):
+    """1 - 2^-25 - 2^-52 is nearest to 1 - 2^-24. A decay rounded to float32 before would be 2^-25, and leave 1."""
+    parameter, update, one = torch.ones(1, 1), torch.zeros(1, 1, 1), torch.ones((), dtype=torch.float64, device="cpu")
+    kernel.kernels.native.descend_([parameter], update, one, one * (2.0**-25 + 2.0**-52), one)
+    assert parameter.item() == 1 - 2.0**-24
