@@ -1,6 +1,6 @@
 // Prints, for each of several calls in which one of two threads throws, whether both took part, whether the caller got
 // the exception, and whether the other thread had done its work by then. Compiled with the library's threads, it stands
-// in for the functions of torch that they call.
+// in for the functions of torch that they call. Last, whether a call beside another one returns before that one does.
 #include "../../optimizer_cpu/threads.cpp"
 
 #include <cstdio>
@@ -19,6 +19,13 @@ extern "C" AOTITorchError torch_get_num_threads(uint32_t* threads) {
   return 0;
 }
 
+template <class Done>
+void wait_for(const Done& done) {
+  for (const auto end = steady_clock::now() + std::chrono::seconds(10); !done() && steady_clock::now() < end;) {
+    std::this_thread::yield();
+  }
+}
+
 int main() {
   for (const int64_t thrower : {1, 0, 1, 0}) {
     std::atomic<int> here{0}, done{0};
@@ -26,9 +33,7 @@ int main() {
     try {
       with_others(2, [&](int64_t thread) {
         ++here;
-        for (const auto end = steady_clock::now() + std::chrono::seconds(20); here < 2 && steady_clock::now() < end;) {
-          std::this_thread::yield();
-        }
+        wait_for([&] { return here == 2; });
         if (thread == thrower) {
           throw std::runtime_error("thrown");
         }
@@ -40,4 +45,21 @@ int main() {
     }
     std::printf("%d%d%d ", here == 2, caught, done == 1);
   }
+  std::atomic<int> here{0}, returned{0};
+  std::thread other;
+  bool in_time[2] = {};
+  with_others(2, [&](int64_t thread) {
+    ++here;
+    wait_for([&] { return here == 2; });
+    if (thread == 0) {
+      other = std::thread([&] {
+        with_others(2, [](int64_t) {});
+        ++returned;
+      });
+    }
+    wait_for([&] { return returned == 1; });
+    in_time[thread] = returned == 1;
+  });
+  other.join();
+  std::printf("%d%d", in_time[0], in_time[1]);
 }
