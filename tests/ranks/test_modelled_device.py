@@ -6,6 +6,7 @@ Everything else is as on the CPU: the bits are those of one process.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from tests.ranks.test_gram_sums import SUMMED, assert_close
 from tests.ranks.test_teams import FOUR, TEAMS, long_ones, teams_cost_nothing
 from tests.support import sharded_models
+from tests.support.backends import read_last_step
 from tests.support.inside import plan_of
 from tests.support.pieces import put_together
 from tests.support.ranks_on_device import DEVICE, on_modelled_device, train_on_device
@@ -190,7 +192,7 @@ def swap_once(kernel, case: Case, leaves_out: bool):
             order = runs[::-1] if is_odd else runs
             acts = [run.step for run in order]
             if is_odd and leaves_out:  # then it reads what the others' second steps read
-                acts[1] = runs[0].optimizer.state_dict
+                acts[1] = partial(read_last_step, runs[0].optimizer)
             errors.append(list(filter(None, map(error_of, acts))))
             moved.append(not all(map(bits_equal, before, runs[0].wholes())))
         return errors, moved
