@@ -201,7 +201,7 @@ def momentum_of(parts: Sequence[LocalMatrix]) -> MomentumBuffers:
 
 
 def take_momentum_(parts: Sequence[LocalMatrix], tensors: Sequence[Tensor]) -> None:
-    """Let `tensors`, values of all parts and then their scales if they have any, be their momentum in this step."""
+    """Let `tensors` be the momentum of parts in this step: the values of all, then their scales if they have any."""
     for part, momentum in zip(parts, tensors):
         part.tensors.momenta[part.slot] = momentum
     for part, scale in zip(parts, tensors[len(parts) :]):

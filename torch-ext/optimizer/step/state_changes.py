@@ -1,4 +1,4 @@
-"""What new plans have changed in the state, kept until they are made and ranks agree about them, so it can be undone.
+"""What new plans change in the state, kept so that it can be undone if a plan cannot be made or ranks do not agree.
 
 If a user changes a setting, the new plan may drop second moments, and then turn out to be impossible. Or the setting
 was changed on one rank alone, and the step fails because the other ranks have another plan. When the user sets it back,
@@ -65,7 +65,7 @@ def _changes(before: Mapping[Tensor, Entry], state: Mapping[Tensor, Any]) -> lis
 
 
 def _undo_(changes: Sequence[_Change], state: dict[Tensor, Any]) -> None:
-    """Bring the entries of `state` back to what they were, but those that somebody has changed since."""
+    """Bring the entries of `state` back to what they were, except those that somebody has changed since."""
     for p, before, after, versions in reversed(changes):
         now = state.get(p)
         if not _are_same(now, after) or _versions(now) != versions:

@@ -53,7 +53,7 @@ def check_last_meeting(terms: Mapping[Ranks, Terms]) -> None:
     names = listed([name for meeting in disputed for name in meeting.terms.names])
     raise RuntimeError(
         f"the ranks did not take the same last step, and nothing that they share was changed by it: {names}. The next "
-        "step() on all of them says who differed in what. To get what there is without that step, call this once more"
+        "step() on all of them says who differed in what. To get what there is, call this once more"
     )
 
 
