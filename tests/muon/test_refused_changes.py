@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.small_model import set_gradients, take_steps
+from tests.support.small_model import same_bits, set_gradients, state_of, take_steps
 
 SHAPES = {"up.weight": (24, 12), "mixed.weight": (6, 8, 12), "up.bias": (24,)}
 UNSAFE = {"ns_method": "gram", "ns_coefficients": "polar_express", "ns_dtype": "bfloat16", "equalize": "rows"}
@@ -28,10 +29,6 @@ def made(kernel, settings):
     return kernel.Muon(groups, lr=0.1, **settings), params
 
 
-def contents(optimizer) -> dict[tuple[nn.Parameter, str], torch.Tensor]:
-    return {(p, key): value.clone() for p, entry in optimizer.state.items() for key, value in entry.items()}
-
-
 def stepped(optimizer, params):
     take_steps(optimizer, params, range(2))
 
@@ -48,19 +45,18 @@ def test_a_refused_change_loses_no_state(kernel, first, change, error, begin: Ca
     """AdamW's averages, second moments and momentum: once the setting is back, training goes on with them."""
     optimizer, params = made(kernel, first)
     begin(optimizer, params)
-    before, settings = contents(optimizer), [dict(group) for group in optimizer.param_groups]
+    before, settings = copy.deepcopy(state_of(optimizer, params)), [dict(group) for group in optimizer.param_groups]
     for group in optimizer.param_groups[:2]:
         group.update(change)
     set_gradients(params, 2)
     for action in (optimizer.step, optimizer.state_dict):
         with pytest.raises(ValueError, match=error):
             action()
-        after = contents(optimizer)
-        assert list(after) == list(before) and all(map(torch.equal, after.values(), before.values()))
+        assert same_bits(state_of(optimizer, params), before)
     for group, old in zip(optimizer.param_groups, settings):
         group.update(old)
     optimizer.step()
-    assert contents(optimizer).keys() == before.keys()
+    assert state_of(optimizer, params).keys() == before.keys()
 
 
 def test_a_parameter_that_no_plan_can_have_gets_no_state(kernel):
