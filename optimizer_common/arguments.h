@@ -109,7 +109,7 @@ class Spans {
       refuse(s.begin < writing->end, *writing, s);
       refuse(s.written && s.begin < reaching->end, *reaching, s);
       reaching = s.gapless && s.end > reaching->end ? &s : reaching;
-      writing = s.gapless && s.written && s.end > writing->end ? &s : writing;
+      writing = s.gapless && s.written ? &s : writing;  // it begins where the one before has ended
       previous = &s;
     }
   }

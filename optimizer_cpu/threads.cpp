@@ -202,11 +202,10 @@ class Crew {
       const int64_t number = vacant_--;
       ++inside_;
       const Work& work = *work_;
-      const Arithmetic of_caller = arithmetic_, before = arithmetic();
+      const Arithmetic of_caller = arithmetic_;
       lock.unlock();
       use(of_caller);
       take_part(work, number);
-      use(before);
       lock.lock();
       if (--inside_ == 0) {
         ends_.wake_all();

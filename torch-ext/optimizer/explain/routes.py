@@ -21,7 +21,7 @@ from ..parameters.state import has_remainder, state_tensors
 from ..plan.batches import bytes_of_chain
 from ..plan.gram_sums import sums_described
 from ..plan.layout import local_part
-from ..plan.matrix import Matrix
+from ..plan.matrix import Matrix, Parameter
 from ..plan.plain_parts import plain_parts
 from ..plan.plan import Plan, SharedWork, State
 from ..rules.fallback_table import FALLBACKS
@@ -105,9 +105,16 @@ def _with_work(row: Route, matrices: Sequence[Matrix], shared: Mapping[tuple[int
     parameter, work = matrices[0].parameter, [shared[matrix.key] for matrix in matrices if matrix.key in shared]
     owners = {each.owner for each in work} or {None}
     kernel = next((each.described for each in work if each.described), matrices[0].iteration.explained)
-    kernel += str(parameter.equalization) + parameter.moments_described + parameter.momentum_described
+    kernel += str(parameter.equalization) + _state_of(parameter)
     owner = owners.pop() if len(owners) == 1 else "several"
     return row._replace(kernel=kernel, owner=owner, flops=sum(matrix.flops for matrix in matrices))
+
+
+def _state_of(parameter: Parameter) -> str:
+    """Return what a parameter of Muon has besides momentum of its dtype: second moments, or 8 bits."""
+    moments = parameter.moments_view
+    balanced = "" if moments is None else f", {'rows' if moments.cols == 1 else 'columns'} balanced by second moments"
+    return balanced + (", momentum in 8 bits" if parameter.momentum_dtype == torch.int8 else "")
 
 
 def _memory(plan: Plan) -> list[str]:

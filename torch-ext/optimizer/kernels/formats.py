@@ -17,6 +17,11 @@ BLOCK = 64
 _ROUNDOFFS = {"tf32": 2.0**-11, "bf16": 2.0**-8}
 
 
+def blocks_of(count: int) -> int:
+    """Return how many blocks `count` neighbours have; the last one may be shorter."""
+    return -(-count // BLOCK)
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the name of a dtype without its module, such as `float16`."""
     return str(dtype).replace("torch.", "")

@@ -13,7 +13,7 @@ from typing import Any, Mapping, Optional, Sequence
 
 from torch import Tensor
 
-from ..kernels.formats import BLOCK
+from ..kernels.formats import BLOCK, blocks_of
 from .matrices import MatrixView, view_in_group
 
 
@@ -28,13 +28,13 @@ def in_blocks(name: str, view: MatrixView) -> MatrixView:
     Raises ValueError if `split_rows` cuts a block.
     """
     if not view.is_transposed:
-        return replace(view, cols=-(-view.cols // BLOCK))
+        return replace(view, cols=blocks_of(view.cols))
     if any(end % BLOCK for end in itertools.accumulate(view.rows[:-1])):
         raise ValueError(
             f"momentum_dtype='int8' has a scale for every {BLOCK} neighbours in the last dimension of {name}, {view}, "
             "and split_rows cuts between such neighbours: give its group another momentum_dtype"
         )
-    return replace(view, rows=tuple(-(-rows // BLOCK) for rows in view.rows))
+    return replace(view, rows=tuple(map(blocks_of, view.rows)))
 
 
 def scales_shape(view: MatrixView, shape: Sequence[int]) -> tuple[int, ...]:
@@ -43,7 +43,7 @@ def scales_shape(view: MatrixView, shape: Sequence[int]) -> tuple[int, ...]:
     If blocks run along several dimensions, the first one counts the blocks and the others have size 1.
     """
     first, *others = axes = block_axes(view)
-    blocks = -(-math.prod(shape[axis] for axis in axes) // BLOCK)
+    blocks = blocks_of(math.prod(shape[axis] for axis in axes))
     return tuple(blocks if axis == first else 1 if axis in others else size for axis, size in enumerate(shape))
 
 

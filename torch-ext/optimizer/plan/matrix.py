@@ -90,21 +90,9 @@ class Parameter:
         return self.packed_dtype if self.keeps_norm else self.work_dtype
 
     @property
-    def momentum_described(self) -> str:
-        """How its momentum is stored, for `explain()`; "" unless it has 8 bits."""
-        return ", momentum in 8 bits" if self.momentum_dtype == torch.int8 else ""
-
-    @property
     def moments_dtype(self) -> torch.dtype:
         """The dtype of its second moments."""
         return moments_dtype(self.dtype)
-
-    @property
-    def moments_described(self) -> str:
-        """What second moments do to its updates, for `explain()`; "" without them."""
-        if self.moments_view is None:
-            return ""
-        return f", {'rows' if self.moments_view.cols == 1 else 'columns'} balanced by second moments"
 
     @property
     def family(self) -> Hashable:

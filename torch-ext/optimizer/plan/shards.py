@@ -12,7 +12,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from ..kernels.formats import BLOCK
+from ..kernels.formats import BLOCK, blocks_of
 from ..parameters.matrices import MatrixView
 from ..parameters.momentum_blocks import block_axes, scales_shape
 from .layout import Layout, runs_of
@@ -191,7 +191,7 @@ def check_blocks(name: str, view: MatrixView, layout: Layout) -> None:
     scales = layout._replace(shape=scales_shape(view, layout.shape))
     for rank in layout.mesh.ranks if first in layout.split_dims else ():
         runs = tuple((start * inner, stop * inner) for start, stop in runs_of(layout, rank)[first])
-        wanted = tuple((start // BLOCK, -(-stop // BLOCK)) for start, stop in runs)
+        wanted = tuple((start // BLOCK, blocks_of(stop)) for start, stop in runs)
         cuts = [start for start, _ in runs if start % BLOCK]
         if cuts or runs_of(scales, rank)[first] != wanted:
             raise ValueError(

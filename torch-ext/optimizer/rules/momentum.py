@@ -9,7 +9,7 @@ from typing import NamedTuple, Optional, Sequence
 import torch
 from torch import Tensor
 
-from ..kernels.formats import BLOCK
+from ..kernels.formats import blocks_of
 from ..kernels.native import momentum_pack_
 from .scaling import GradientScaling
 
@@ -81,7 +81,7 @@ def quantized(values: Tensor) -> tuple[Tensor, Tensor]:
     """
     rows, cols = values.shape
     codes = torch.zeros_like(values, dtype=torch.int8)
-    scale = torch.zeros(rows, -(-cols // BLOCK), dtype=torch.float32, device=values.device)
+    scale = torch.zeros(rows, blocks_of(cols), dtype=torch.float32, device=values.device)
     packed = values.new_empty(1, rows, cols)
     momentum_pack_([codes], [values], packed, 0.0, False, momentum_scale=[scale])
     return codes, scale

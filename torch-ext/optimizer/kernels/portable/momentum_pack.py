@@ -35,7 +35,7 @@ from typing import NamedTuple, Optional, Sequence
 import torch
 from torch import Tensor
 
-from ..formats import BLOCK
+from ..formats import BLOCK, blocks_of
 from .arithmetic import computing_dtype, lerp
 from .memory import Memory
 from .norms import check_norms_of, norms_of_wide_
@@ -179,7 +179,7 @@ def _check_codes(momentum: Sequence[Tensor], scales: Sequence[Tensor], packed: T
 
 def _has_blocks_along_rows(momentum: Tensor, scale: Tensor) -> bool:
     rows, cols = momentum.shape
-    return scale.shape == (rows, -(-cols // BLOCK))
+    return scale.shape == (rows, blocks_of(cols))
 
 
 def _check_memory(
