@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -110,6 +112,16 @@ def test_a_variant_above_the_build_needs_a_pin_of_that_place(copy, pin):
     assert faults(inside, pin) == []
     (build.parent / NAME).mkdir()
     assert faults(inside, pin) == [f"../{NAME} lies beside it without a pin, and the loader might prefer it"]
+
+
+def test_a_cache_is_examined_in_python_3_9_where_parents_cannot_be_sliced(copy, pin, tmp_path, monkeypatch):
+    variant = tmp_path / "kernels--org--tiny/snapshots" / ("0" * 40) / "build" / NAME
+    shutil.copytree(copy, variant)
+    kind = type(variant.parents)
+    item = kind.__getitem__
+    # As in 3.9, whose comparison of a slice with 0 is a TypeError.
+    monkeypatch.setattr(kind, "__getitem__", lambda self, place: item(self, operator.index(place)))
+    assert verify(variant, pin) == variant
 
 
 def test_a_signature_may_lie_beside_the_metadata(copy, pin):

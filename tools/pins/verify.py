@@ -91,7 +91,7 @@ def backend_of(name: str) -> str | None:
 def _examined(variant: Path, pins: Mapping | None, modules: Mapping = {}) -> tuple[list[str], list[Path]]:
     """Return all faults but bytecode where Python looks for it, and that. What cannot be read is a fault."""
     blobs = variant.parents[3] / "blobs" if variant.parts[-4:-3] == ("snapshots",) else None
-    folders = [variant, *variant.parents[:4], blobs] if blobs else [variant]
+    folders = [variant, *list(variant.parents)[:4], blobs] if blobs else [variant]  # Python 3.9 slices no parents
     found, bytecode = [f"{_shown(folder)} is a link" for folder in folders if os.path.islink(folder)], []
     try:
         _hashed(variant / METADATA, blobs, LARGEST_METADATA)  # a file of that size, or a blob
