@@ -19,6 +19,9 @@ from huggingface_hub import HfApi
 from kernel import LOCK, PINS, PinError, download
 from verify import VerificationError, pin_of, verify
 
+# Of the Hub, the network and this disk, and for a name, a proxy or an address that the client cannot use.
+CLIENT_ERRORS = (ValueError, OSError, ImportError, httpx2.HTTPError, httpx2.InvalidURL)
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -28,7 +31,7 @@ def main() -> int:
         parser.error(f"a revision is a commit, 40 hexadecimal digits, not {revision!r}")
     try:
         upgrade(revision)
-    except (VerificationError, PinError, OSError, httpx2.HTTPError) as error:
+    except (VerificationError, PinError, *CLIENT_ERRORS) as error:
         print(f"upgrade.py: nothing is pinned: {error}")
         return 1
     return 0

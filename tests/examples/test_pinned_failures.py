@@ -56,3 +56,11 @@ def test_a_revision_without_variants_is_not_pinned(example, tmp_path, monkeypatc
     with pytest.raises(example["verify"].VerificationError, match="no variants"):
         example["upgrade"].upgrade("a" * 40)
     assert example["kernel"].PINS.read_text() == before and json.loads(before)["variants"] == {}
+
+
+def test_what_the_client_refuses_is_told_without_a_traceback(example, monkeypatch, capsys):
+    lock = example["kernel"].LOCK
+    lock.write_text(lock.read_text().replace("org/optimizer", "an org/optimizer"))
+    monkeypatch.setattr(sys, "argv", ["upgrade.py"])
+    assert example["upgrade"].main() == 1
+    assert capsys.readouterr().out.startswith("upgrade.py: nothing is pinned: Repo id must")
