@@ -60,3 +60,15 @@ def test_the_variants_and_the_page_come_back_and_nothing_else(branch):
     commit(["stray.py", "benchmarks/benchmark_new.py"], delete=["README.md", *variant])
     assert roll_back(api, "org/tiny", to, pins)[1] == pins
     assert files(api) == sorted([".gitattributes", "README.md", *variant])
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_commit_without_variants_is_refused(branch, pinned):
+    """As the last one of main, which has the page alone."""
+    api, pins, commit = branch
+    to = commit(["README.md"], delete=[path for path in files(api) if path.startswith("build/")])
+    commit(["stray.py"])
+    with pytest.raises(ValueError) as refused:
+        roll_back(api, "org/tiny", to, pins if pinned else None)
+    missing = ["torch-cpu has a pin and is not there"] if pinned else []
+    assert str(refused.value).splitlines() == [f"{to} cannot come back:", "it has no variant", *missing]

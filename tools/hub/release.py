@@ -75,6 +75,8 @@ def read_release(
     if not repo_id:
         raise ValueError("build.toml has no [general.hub] repo-id: give one")
     variants = tuple(find_variants(build))
+    if not variants:
+        raise BuildError(f"{build} holds no variant: run `python -m tools.build.variants` first")
     pins = {variant.name: pin_of(variant) for variant in variants if (variant / METADATA).is_file()}
     problems = [f"{variant.name}: {line}" for variant in variants for line in verification_faults(variant, pins)]
     if not problems:
@@ -96,12 +98,9 @@ def configured_repo_id(root: Path) -> str | None:
 
 
 def find_variants(build: Path) -> list[Path]:
-    """Return the folders in `build` that are variants by their name or their content; BuildError if there are none."""
+    """Return the folders in `build` that are variants by their name or their content."""
     folders = sorted(path for path in build.glob("*") if path.is_dir())
-    found = [path for path in folders if backend_of(path.name) or (path / METADATA).exists()]
-    if not found:
-        raise BuildError(f"{build} holds no variant: run `python -m tools.build.variants` first")
-    return found
+    return [path for path in folders if backend_of(path.name) or (path / METADATA).exists()]
 
 
 def verification_faults(variant: Path, pins: Mapping[str, str]) -> list[str]:

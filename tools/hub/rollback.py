@@ -40,9 +40,9 @@ PAGE = "README.md"
 def roll_back(api: HfApi, repo_id: str, to: str, pins: Mapping[str, str] | None) -> tuple[str, dict[str, str]]:
     """Put the variants of the commit `to` at the head of its branch; return the new commit and the variants' pins.
 
-    Raises ValueError, before anything changes, if `to` is no full commit or the head already, if its variants are of
-    several versions, if one would not be verified or is missing, by `pins` where given, or if it has files of which
-    nothing is compared; the client's errors.
+    Raises ValueError, before anything changes, if `to` is no full commit or the head already, if it has no variants or
+    those of several versions, if one would not be verified or is missing, by `pins` where given, or if it has files of
+    which nothing is compared; the client's errors.
     """
     if not re.fullmatch("[0-9a-f]{40}", to):
         raise ValueError(f"{to!r} is no commit: 40 hexadecimal digits are needed")
@@ -52,7 +52,8 @@ def roll_back(api: HfApi, repo_id: str, to: str, pins: Mapping[str, str] | None)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(api.snapshot_download(repo_id, revision=to, local_dir=folder, **KERNEL))
         variants = find_variants(root / "build")
-        found = [f"{variant.name}: {line}" for variant in variants for line in faults(variant, pins)]
+        found = [] if variants else ["it has no variant"]
+        found += [f"{variant.name}: {line}" for variant in variants for line in faults(variant, pins)]
         absent = sorted({*(pins or ())} - {variant.name for variant in variants})
         found += [f"{name} has a pin and is not there" for name in absent]
         names, files = {variant.name for variant in variants}, files_in(root)
