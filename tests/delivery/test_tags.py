@@ -113,7 +113,8 @@ def test_the_lines_of_the_page_refuse_what_is_not_signed(repository, tmp_path, m
 
 def test_unsigned_and_badly_signed_variants_are_told(tmp_path, capsys):
     policy = GitHubWorkflowPolicy(repo_id=REPOSITORY, signer_uris=[WORKFLOW])
-    assert signatures.report(tmp_path, policy) == 1  # nothing is there
+    assert signatures.report(tmp_path, policy) == 1
+    assert capsys.readouterr().out == f"{tmp_path}: holds no variant\n"
     variant = write_variant(tmp_path / "torch-cpu", "_optimizer_cpu_0123456", 1)
     assert verify_variant(variant, policies=[policy]) == VerificationResult.SignatureBundleMissing()
     assert signatures.report(tmp_path, policy) == 1

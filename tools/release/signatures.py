@@ -18,12 +18,11 @@ from kernels.verify import GitHubWorkflowPolicy, VerificationResult, verify_vari
 
 def report(build: Path, policy: GitHubWorkflowPolicy) -> int:
     """Print the result for each variant in `build`; return 0 if there are some and all are signed by the policy's."""
-    results = {}
-    for variant in get_variants_local(build):
-        results[variant.variant_str] = verify_variant(build / variant.variant_str, policies=[policy])
+    names = sorted(variant.variant_str for variant in get_variants_local(build))
+    results = {name: verify_variant(build / name, policies=[policy]) for name in names} or {build: "holds no variant"}
     for name, result in results.items():
         print(f"{name}: {result}")
-    return int(not results or any(not isinstance(result, VerificationResult.Success) for result in results.values()))
+    return int(any(not isinstance(result, VerificationResult.Success) for result in results.values()))
 
 
 def main() -> int:
