@@ -9,6 +9,7 @@ import pytest
 from tools.build import compilers, native_backend
 from tools.build.commands import BuildError
 from tools.build.compilers import Cuda
+from tools.feigned_gpu import __main__ as feigned_gpu
 
 
 @pytest.mark.parametrize(
@@ -44,3 +45,12 @@ def test_nvcc_is_found_where_the_installer_puts_it(tmp_path, monkeypatch):
         folder.mkdir(parents=True)
         (folder / "nvcc").touch(0o755)
         assert compilers.find_nvcc() == str(folder / "nvcc")
+
+
+def test_without_nvcc_nothing_is_installed_for_a_feigned_gpu(monkeypatch, capsys):
+    """Torch for CUDA is 530 MB, and of no use without the variant for it."""
+    monkeypatch.setattr(compilers, "find_nvcc", lambda: None)
+    monkeypatch.setattr(feigned_gpu, "environment", lambda: pytest.fail("it installs torch"))
+    monkeypatch.setattr("sys.argv", ["feigned_gpu", "-k", "nothing"])
+    assert feigned_gpu.main() == 1
+    assert capsys.readouterr().err.startswith("tools.feigned_gpu: there is no nvcc; install the CUDA 13 toolkit")

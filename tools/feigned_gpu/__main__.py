@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tools.build.commands import run
+from tools.build.commands import BuildError, run
 from tools.build.compilers import find_cuda
 from tools.build.variants import build_variants
 from tools.lab.variant import overlay
@@ -71,14 +71,12 @@ def variant() -> Path:
     return build
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.feigned_gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    _, arguments = parser.parse_known_args()  # all but --help is for pytest
+def prepared() -> tuple[Path, dict[str, str]]:
+    """Return the Python of the feigned GPU and its variables; `BuildError` says what this machine lacks."""
+    headers = find_cuda().home / "include"  # first: without nvcc nothing has to be installed
     python = environment()
     (torch_libraries,) = (OUT / "environment").glob("lib/python3*/site-packages/torch/lib")
-    libraries.build(torch_libraries, find_cuda().home / "include", OUT / "libraries")
+    libraries.build(torch_libraries, headers, OUT / "libraries")
     site = OUT / "site/sitecustomize.py"  # which Python imports when it starts
     site.parent.mkdir(exist_ok=True)
     site.write_text("import tools.feigned_gpu.plugin\n")
@@ -88,9 +86,21 @@ def main() -> int:
         "PYTHONPATH": f"{site.parent}:{ROOT}",
         "LOCAL_KERNELS": f"org/optimizer={variant()}",
     }
-    command = [python, "-m", "pytest", "-p", "no:cacheprovider", *(arguments or DEFAULT)]
-    texts = {name: str(value) for name, value in variables.items()}
-    return subprocess.run([str(word) for word in command], cwd=ROOT, env={**os.environ, **texts}).returncode
+    return python, {name: str(value) for name, value in variables.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.feigned_gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    _, arguments = parser.parse_known_args()  # all but --help is for pytest
+    try:
+        python, variables = prepared()
+    except BuildError as error:
+        print(f"tools.feigned_gpu: {error}", file=sys.stderr)
+        return 1
+    command = [str(python), "-m", "pytest", "-p", "no:cacheprovider", *(arguments or DEFAULT)]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}).returncode
 
 
 if __name__ == "__main__":
