@@ -43,7 +43,7 @@ def test_the_results_have_as_many_attacks_as_there_are(tmp_path):
     assert {group: counted["tried"] for group, counted in groups.items()} == {**there, "all": there.total()}
 
 
-def test_the_page_names_the_commit_of_results_that_have_one():
+def test_the_page_names_the_commit_of_the_results():
     found = json.loads(page.RESULTS.read_text())
     named = page.page({**found, "commit": "0123456789ab" + 28 * "c", "dirty": True})
     assert ",\nof commit `0123456789ab`, with uncommitted changes.\n" in named

@@ -18,7 +18,7 @@ def test_the_page_is_made_of_the_results():
     assert compare.page(RESULTS) == compare.PAGE.read_text()
 
 
-def test_the_page_names_the_commit_of_results_that_have_one():
+def test_the_page_names_the_commit_of_the_results():
     named = compare.page({**RESULTS, "commit": "0123456789ab" + 28 * "c", "dirty": True})
     assert "nor AMX. The variants are of\ncommit `0123456789ab`, with uncommitted changes.\n\n| processor" in named
     clean = compare.page({**RESULTS, "commit": "c" * 40, "dirty": False})

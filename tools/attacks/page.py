@@ -87,9 +87,8 @@ def page(found: dict) -> str:
     lines = ["| group | tried | survived with the pin | survived without | what it is |", "|---|--:|--:|--:|---|"]
     for group, counted in found["groups"].items():
         lines.append(f"| {' | '.join(row(group, counted))} | {ABOUT.get(group, '')} |")
-    tried_with = ", ".join(" ".join(client) for client in found["clients"].items())
-    if "commit" in found:
-        tried_with += f",\nof {commit_words(found['commit'], found['dirty'])}"
+    clients = ", ".join(" ".join(client) for client in found["clients"].items())
+    tried_with = f"{clients},\nof {commit_words(found['commit'], found['dirty'])}"
     return TEXT.format(tried_with=tried_with, table="\n" + "\n".join(lines) + "\n")
 
 

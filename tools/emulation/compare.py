@@ -32,7 +32,8 @@ TEXT = """\
 The libraries choose their instructions when they are loaded. This page shows that the processor changes no bit of any
 operation except `gemm_` and the iterations, which sum in another order for other instructions. "Here" is the machine
 that ran `python -m tools.emulation.compare build`, which made the page. The other processors were emulated by
-{emulator}, which knows neither AVX-512 nor AMX.{made_of}
+{emulator}, which knows neither AVX-512 nor AMX. The variants are of
+{made_of}.
 
 {processors}
 
@@ -72,12 +73,9 @@ def page(results: dict) -> str:
     ]
     names = dict.fromkeys(name for it in found.values() for name in it["bits"])
     bits = [[operation, *(it["bits"].get(operation, "") for it in found.values())] for operation in names]
-    made_of = ""
-    if "commit" in results:
-        made_of = f" The variants are of\n{commit_words(results['commit'], results['dirty'])}."
     return TEXT.format(
         emulator=results["emulator"],
-        made_of=made_of,
+        made_of=commit_words(results["commit"], results["dirty"]),
         compilers=table(["variant", "compiler"], list(results["compilers"].items())),
         steps=len(found["here"]["losses"]) - 1,
         processors=table(["processor", "variant", "torch", "Python", "gemm", "losses"], rows),
