@@ -18,7 +18,7 @@ from examples import logging_callback
 from examples.logging_callback import Callback, Lines
 from tools.draw import __main__ as program
 from tools.draw.areas import memory, routing, state_bytes, treemap
-from tools.draw.checkpoint import read_checkpoint
+from tools.draw.checkpoint import Entry, read_checkpoint
 from tools.draw.curves import band, loss, update_rms
 from tools.draw.log import read_log
 from tools.draw.spectra import draw_spectra, spectra
@@ -159,6 +159,14 @@ def test_areas_are_in_proportion_to_parameters(run):
     areas = [patch.get_width() * patch.get_height() for patch in routing(entries)("dark").axes[0].patches]
     sizes = [e.elements for e in sorted(entries, key=lambda e: (not e.is_muon, -e.elements))]
     np.testing.assert_allclose(np.array(areas) / sum(areas), np.array(sizes) / sum(sizes))
+
+
+def test_a_parameter_without_a_state_has_no_area():
+    known, unknown = Entry("a", "muon", {"momentum_buffer": torch.ones(4, 2)}), Entry("b", "adamw", {})
+    axes = routing([unknown, known])("light").axes[0]
+    assert len(axes.patches) == 1 and axes.texts[-1].get_text() == "Muon: 100% of 8 elements"
+    with pytest.raises(ValueError, match="no parameter has a state"):
+        routing([unknown])
 
 
 @pytest.mark.parametrize("seed", range(5))

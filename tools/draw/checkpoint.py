@@ -33,7 +33,8 @@ class Entry:
 
     @property
     def elements(self) -> int:
-        return math.prod(self.shape)
+        """How many the parameter has; 0 without a state, which tells nothing of its shape."""
+        return math.prod(self.shape) if self.state else 0
 
 
 def read_checkpoint(path: Path) -> list[Entry]:
