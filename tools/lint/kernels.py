@@ -153,7 +153,7 @@ def main() -> int:
     if arguments.all_triton:
         passed = ["--package", arguments.package.resolve(), *(["--fast"] if arguments.fast else [])]
         # A list, so that all of them run; any(), because a killed process has a negative status.
-        return int(any([lint_under(version, "tools.lint.kernels", passed) for version in VERSIONS]))
+        return int(any([lint_under(version, passed) for version in VERSIONS]))
     rows = examine_all(arguments.package, (fast_cases if arguments.fast else all_cases)(arguments.package))
     console = Console(width=None if sys.stdout.isatty() else 240)
     console.print(table(rows), *wave_tables(rows))

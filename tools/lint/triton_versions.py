@@ -1,4 +1,4 @@
-"""Runs a tool with another version of triton, which is installed for that run only."""
+"""Runs tools.lint.kernels with another version of triton, which is installed for that run only."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ROOT = Path(__file__).resolve().parents[2]
 VERSIONS = ("3.6.0", "3.7.1", "3.9.0")
 
 
-def lint_under(version: str, tool: str, arguments: Sequence[str | Path]) -> int:
-    """Run a tool, named by its module, with triton `version` ahead of the installed one; return its exit status."""
+def lint_under(version: str, arguments: Sequence[str | Path]) -> int:
+    """Compile with triton `version`, ahead of the installed one; return the exit status."""
     with tempfile.TemporaryDirectory() as folder:
         run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, f"triton=={version}"])
         environment = os.environ | {"PYTHONPATH": folder, "PYTHONWARNINGS": "ignore"}
-        command = [sys.executable, "-m", tool, *arguments]
+        command = [sys.executable, "-m", "tools.lint.kernels", *arguments]
         return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode

@@ -25,7 +25,6 @@ from tools.numerics.measurements import measure
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/numerics.md"
 FIGURES = ROOT / "docs/figures"
-RESULTS = ROOT / "benchmarks/results"
 
 
 def main() -> int:
