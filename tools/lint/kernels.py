@@ -1,6 +1,6 @@
 """Compile every launch of the Triton kernels for GPUs that this machine does not have, and refuse bad ones.
 
-    python -m tools.lint.kernels [--fast] [--json FILE] [--all-triton] [--package DIR]
+    python -m tools.lint.kernels [--fast] [--json FILE | --all-triton] [--package DIR]
 
 A launch is refused unless it compiles, fits into shared memory and registers, multiplies each part of a tile once, uses
 only matrix instructions that its dtype allows, and loads by tensor descriptors if it has them. The launches that are
@@ -146,8 +146,9 @@ def _written(row: Row) -> dict:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compile the Triton kernels for every GPU and judge the result.")
     parser.add_argument("--fast", action="store_true", help="a few launches for sm_80, sm_90 and sm_100")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found to FILE")
-    parser.add_argument("--all-triton", action="store_true", help=f"under triton {', '.join(VERSIONS)}, one by one")
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--json", type=Path, metavar="FILE", help="write what was found to FILE")
+    one.add_argument("--all-triton", action="store_true", help=f"under triton {', '.join(VERSIONS)}, one by one")
     parser.add_argument("--package", type=Path, default=PACKAGE, help="folder with kernels/; default: %(default)s")
     arguments = parser.parse_args()
     if arguments.all_triton:
