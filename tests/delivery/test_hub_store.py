@@ -14,6 +14,15 @@ def new_repository(folder) -> Repository:
     return store.repository("org/tiny")
 
 
+def test_a_repository_whose_creation_broke_off_can_be_created(tmp_path, monkeypatch):
+    monkeypatch.setattr(Repository, "start", lambda self: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        Store(tmp_path).create("org/tiny")
+    monkeypatch.undo()
+    assert new_repository(tmp_path).refs().keys() == {"refs/heads/main"}
+    assert Store(tmp_path).create("org/tiny") is False
+
+
 @pytest.mark.parametrize("path, content, equal", [("a", b"1", True), ("a", b"2", False), ("b", b"1", False)])
 def test_equal_histories_have_equal_commit_ids(tmp_path, path, content, equal):
     first = new_repository(tmp_path / "x").commit("main", "title", [Change("a", b"1")])

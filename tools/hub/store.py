@@ -8,6 +8,7 @@ disk.
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,7 +48,7 @@ class Store:
         self._repositories = {path.relative_to(folder).as_posix(): Repository(Repo(path)) for path in found}
 
     def create(self, repo_id: str) -> bool:
-        """Make a repository with one empty commit on main, and return whether it is new."""
+        """Make a repository with one empty commit on main, at once or not at all, and return whether it is new."""
         if repo_id in self._repositories:
             return False
         try:
@@ -55,10 +56,12 @@ class Store:
         except ValueError as error:
             raise HubError(400, str(error)) from None
         path = self._folder / repo_id
-        path.mkdir(parents=True)
-        repository = Repository(Repo.init_bare(path, default_branch=b"main", object_format="sha1"))
-        repository.start()
-        self._repositories[repo_id] = repository
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the organizations, where none of its names is a repository's, until it has its first commit.
+        with tempfile.TemporaryDirectory(dir=self._folder) as unfinished:
+            Repository(Repo.init_bare(unfinished, default_branch=b"main", object_format="sha1")).start()
+            Path(unfinished).rename(path)
+        self._repositories[repo_id] = Repository(Repo(path))
         return True
 
     def repository(self, repo_id: str) -> Repository:
