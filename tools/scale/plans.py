@@ -125,16 +125,6 @@ class Planned:
         first = owner - owner % matrix.team_size
         return range(first, first + matrix.team_size)
 
-    def holders(self, matrix) -> Sequence[int]:
-        """Return the ranks that hold a part of a matrix."""
-        return matrix.holders
-
-    def copies(self, matrix) -> int:
-        return matrix.shards.layout.copies
-
-    def parts(self, matrix) -> int:
-        return matrix.parts
-
     def share(self, matrix) -> float:
         """Return the share of the cooperating ranks that hold a part of a matrix."""
         return len(matrix.holders) / len(matrix.shards.layout.mesh.ranks)

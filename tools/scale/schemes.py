@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from types import ModuleType
 
 import numpy as np
@@ -43,7 +44,7 @@ def plan(kernel: ModuleType, case: Case, machine: Machine, chunk_bytes: int | No
     weights, gpus = MODELS[case.model], case.gpus
     planned = Planned(kernel, case, chunk_bytes)
     flop = {matrix.key: planned.flop(matrix) for matrix in [*planned.exchanged, *planned.local]}
-    local = sum(planned.flop(matrix) * len(planned.holders(matrix)) for matrix in planned.local) / gpus
+    local = sum(planned.flop(matrix) * len(matrix.holders) for matrix in planned.local) / gpus
     ranks = sorted({*planned.ranks[:: max(len(planned.ranks) // sample, 1)], planned.ranks[-1]})
     exchanges = {rank: planned.chunks(rank) for rank in ranks}
     turns = planned.turns(map(len, exchanges[ranks[0]]))
@@ -116,7 +117,7 @@ def _planned_owners(planned: Planned, side: Sequence) -> list[tuple]:
 
 def _round_robin(planned: Planned, flop, machine: Machine, local: float) -> float:
     """The same messages, but owners take turns in the order of the parameters, whatever these cost."""
-    owners = list(_in_turn(planned, planned.exchanged, planned.holders))
+    owners = list(_in_turn(planned.exchanged, attrgetter("holders")))
     return _with_owners(planned, owners, flop, machine, local)
 
 
@@ -124,21 +125,19 @@ def _replicas_repeat(planned: Planned, flop, machine: Machine, local: float) -> 
     """All-to-all among the parts of one copy, while every copy does the same. Owners take turns, largest first."""
 
     def parts(matrix) -> Sequence[int]:
-        layout, holders = matrix.shards.layout, planned.holders(matrix)
+        layout, holders = matrix.shards.layout, matrix.holders
         first = layout.copy_of(holders[0])
         return [rank for rank in holders if layout.copy_of(rank) == first]
 
     matrices = sorted(planned.exchanged, key=lambda matrix: -flop[matrix.key])
-    return _with_owners(planned, list(_in_turn(planned, matrices, parts)), flop, machine, local, repeated=True)
+    return _with_owners(planned, list(_in_turn(matrices, parts)), flop, machine, local, repeated=True)
 
 
 def _gather_everything(planned: Planned, flop, machine: Machine, local: float) -> float:
     """Each rank gathers every matrix of which it has a part, and works on all of them."""
-    work = local + sum(flop[matrix.key] * len(planned.holders(matrix)) for matrix in planned.exchanged) / planned.gpus
-    sent = sum(
-        size_of(matrix) * (1 - 1 / planned.parts(matrix)) * len(planned.holders(matrix)) for matrix in planned.exchanged
-    )
-    peers = max((planned.parts(matrix) for matrix in planned.exchanged), default=1) - 1
+    work = local + sum(flop[matrix.key] * len(matrix.holders) for matrix in planned.exchanged) / planned.gpus
+    sent = sum(size_of(matrix) * (1 - 1 / matrix.parts) * len(matrix.holders) for matrix in planned.exchanged)
+    peers = max((matrix.parts for matrix in planned.exchanged), default=1) - 1
     return max(machine.exchange(planned.itemsizes[0] * sent / planned.gpus, peers), machine.products(work))
 
 
@@ -149,7 +148,7 @@ RIVALS = {
 }
 
 
-def _in_turn(planned: Planned, matrices: Iterable, candidates) -> Iterator[tuple]:
+def _in_turn(matrices: Iterable, candidates) -> Iterator[tuple]:
     """Yield matrices and their owners; the ranks that may own a matrix take turns."""
     turns: dict[int, int] = {}
     found: dict[tuple, Sequence[int]] = {}
@@ -169,16 +168,13 @@ def _with_owners(planned: Planned, owners, flop, machine: Machine, local: float,
     for matrix, owner in owners:
         for rank in planned.workers(matrix, owner):
             loads[rank] += flop[matrix.key]
-        sent[owner] += size_of(matrix) * ((1 if repeated else planned.copies(matrix)) - 1 / planned.parts(matrix))
+        sent[owner] += size_of(matrix) * ((1 if repeated else matrix.shards.copies) - 1 / matrix.parts)
     # To the owners: each copy sends to its own owner, or all copies together to one.
     gathered = sum(
-        size_of(matrix)
-        / planned.parts(matrix)
-        * (1 if repeated else 1 / planned.copies(matrix))
-        * planned.share(matrix)
+        size_of(matrix) / matrix.parts * (1 if repeated else 1 / matrix.shards.copies) * planned.share(matrix)
         for matrix, _ in owners
     )
-    peers = max((planned.parts(u) if repeated else len(planned.holders(u)) for u, _ in owners), default=1) - 1
+    peers = max((u.parts if repeated else len(u.holders) for u, _ in owners), default=1) - 1
     packed, work = planned.itemsizes
     busiest = work * max(sent.values()) + packed * gathered
     return max(machine.exchange(busiest, 2 * peers), machine.products(max(loads.values())))
