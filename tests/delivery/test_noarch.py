@@ -60,7 +60,8 @@ def test_a_machine_that_can_compile_nothing_makes_them(toy, tmp_path, monkeypatc
     built = variants.build_variants(toy, None, tmp_path / "out")
     assert [each.path.name for each in built] == NOARCH
     assert {(each.glibc, each.glibcxx) for each in built} == {("-", "-")}
-    assert variants.summary(built).row_count == len(NOARCH)
+    said = variants.summary(built)
+    assert (said.row_count, said.caption) == (len(NOARCH), "Checked: metadata")
 
 
 def test_a_noarch_variant_is_the_package_and_the_name_of_its_operators(toy, tmp_path):

@@ -195,6 +195,7 @@ def work_folder(output: Path) -> Iterator[Path]:
 def summary(built: Sequence[Built]) -> Table:
     """Return the table at the end of a build, with three lines per row to fit into 80 columns."""
     checks = f"Python {PYTHON_ABI} ABI, {MANYLINUX}, torch stable ABI, linked libraries and symbols, metadata"
+    checks = checks if any(variant.glibc != "-" for variant in built) else "metadata"
     table = Table("variant, op namespace, loaded by", caption=f"Checked: {checks}")
     for heading in ("KiB", "seconds", "GLIBC", "GLIBCXX"):
         table.add_column(heading, justify="right")
