@@ -79,11 +79,17 @@ def load_kernel() -> ModuleType:
             raise PinError("LOCAL_KERNELS is set, which loads other code than what is pinned: unset it")
         return (node, install(read_pinned())) if downloads else None
 
-    variant = dict(filter(None, on_every_process(installed)))[node]
-    builds = on_every_process(lambda: (verify(variant, read_pinned().variants).name, pin_of(variant)))
+    variants = dict(filter(None, on_every_process(installed)))
+
+    def verified() -> tuple[str, str]:
+        if node not in variants:
+            raise PinError(f"no process of node {node} has LOCAL_RANK=0, which is the one that downloads")
+        return verify(variants[node], read_pinned().variants).name, pin_of(variants[node])
+
+    builds = on_every_process(verified)
     if len(set(builds)) > 1:
         raise PinError("\n".join(["processes have different builds:", *(f"  {i}: {b}" for i, b in enumerate(builds))]))
-    return kernels.get_local_kernel(variant)
+    return kernels.get_local_kernel(variants[node])
 
 
 def on_every_process(work: Callable[[], Any]) -> list[Any]:

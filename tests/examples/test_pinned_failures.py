@@ -41,6 +41,15 @@ def test_an_error_without_words_is_a_failure(example):
         example["kernel"].on_every_process(fail)
 
 
+def test_a_node_where_nobody_downloads_is_named(example, monkeypatch):
+    """As where a launcher sets LOCAL_RANK to the rank among all processes."""
+    monkeypatch.delenv("LOCAL_KERNELS", raising=False)
+    monkeypatch.setenv("GROUP_RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "8")
+    with pytest.raises(example["kernel"].PinError, match=r"^no process of node 1 has LOCAL_RANK=0"):
+        example["kernel"].load_kernel()
+
+
 @pytest.mark.parametrize("content", ["[]", "[{}]", "{", '[{"dependency": 1}]', "[" * 100_000])
 def test_a_damaged_lock_is_named(example, content):
     example["kernel"].LOCK.write_text(content)
