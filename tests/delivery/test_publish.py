@@ -18,6 +18,7 @@ from tools.pins.verify import pin_of
 
 SESSION = """
 import json, sys
+from dataclasses import replace
 from pathlib import Path
 from huggingface_hub import CommitOperationAdd, HfApi
 from tools.hub.publish import publish
@@ -58,6 +59,8 @@ api.create_repo("org/tiny", **kind)
 there = [CommitOperationAdd(path, b"") for path in (".gitattributes", "stray", "build/torch-cuda/stray.py")]
 api.create_commit("org/tiny", there, commit_message="there before", **kind)
 seen["told"] = []
+card_is_gone = replace(read_release(trees / "two variants"), card=trees / "gone")
+seen["broken off"] = refusal(lambda: publish(card_is_gone, tag="1.0"))
 first = published("two variants", tag="1.0", progress=seen["told"].append)
 seen["again"] = publish(read_release(trees / "two variants")).commit
 cuda = first.variants["torch-cuda"]
@@ -107,7 +110,7 @@ ALWAYS = [".gitattributes", "benchmarks/benchmark.py"]
 
 
 def test_each_stage_is_told_before_it_begins(seen):
-    assert [what.split()[0] for what in seen["told"]] == ["looking", "uploading", "setting", "describing"]
+    assert [what.split()[0] for what in seen["told"]] == ["looking", "uploading", "describing", "setting"]
     uploaded = [path for path in seen["two variants"]["files"] if path != ".gitattributes"]
     assert seen["told"][1].startswith(f"uploading 2 variants, {len(uploaded)} files, ")
 
@@ -164,6 +167,10 @@ def test_a_rollback_to_what_is_no_commit_or_not_as_pinned_changes_nothing(seen):
 
 def test_publishing_again_makes_no_commit(seen):
     assert seen["again"] == seen["two variants"]["commit"]
+
+
+def test_a_release_that_broke_off_is_published_again_with_its_tag(seen):
+    assert "gone" in seen["broken off"][0] and seen["tag"] == [["1.0", seen["two variants"]["commit"]]]
 
 
 def test_a_tag_names_the_commit_and_does_not_move(seen):

@@ -81,12 +81,13 @@ def publish(
     keep: Mapping[str, str | None] = NONE,
     progress: Callable[[str], object] = lambda what: None,
 ) -> Published:
-    """Upload a release: the variants, the tag, the card; `progress` is called before each with what comes.
+    """Upload a release: the variants, the card, the tag; `progress` is called before each with what comes.
 
     `drop` and `keep` name the variants of the branch that the release lacks; `keep` has their pins, None where unknown.
     The endpoint is HF_ENDPOINT unless given, and the token is the client's. Raises ValueError if the tag exists or
     is a branch's name, or such a variant has not been named, and the client's errors. After an error the branch has the
-    whole commit or nothing of it. A commit by somebody else in the meantime is an error, too.
+    whole commit or nothing of it, and no tag, which could not be given again. A commit by somebody else in the meantime
+    is an error, too.
     """
     api = HfApi(endpoint=endpoint)
     progress(f"looking for {release.repo_id}")
@@ -96,9 +97,6 @@ def publish(
     kept = settle_rest(api, release, head, drop, keep)
     progress(f"uploading {release.described}")
     commit = commit_variants(api, release, head, drop)
-    if tag:
-        progress(f"setting the tag {tag}")
-        api.create_tag(release.repo_id, tag=tag, revision=commit, **KERNEL)
     progress("describing it in the card")
     api.create_commit(
         release.repo_id,
@@ -106,6 +104,9 @@ def publish(
         commit_message=f"Describe {release.branch}",
         **KERNEL,
     )
+    if tag:  # last, so that a release that broke off can be published again with it
+        progress(f"setting the tag {tag}")
+        api.create_tag(release.repo_id, tag=tag, revision=commit, **KERNEL)
     trusted = is_trusted(api, release.repo_id)
     return Published(release.repo_id, release.version, release.branch, commit, release.pins, kept, trusted)
 
