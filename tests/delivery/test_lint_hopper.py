@@ -61,3 +61,15 @@ def test_an_arrival_is_read_from_the_code():
     code = [hopper.Instruction(16 * i, name, "") for i, name in enumerate(names)]
     assert hopper.arrival(code) == hopper.ARRIVAL
     assert hopper.arrival(code[1:3]) == ()
+
+
+@pytest.mark.parametrize(
+    "printed, said", [(None, "cuobjdump failed with status"), ("", "x.so has no symmetric_kernel")]
+)
+def test_a_library_without_the_product_is_refused_in_words(monkeypatch, capsys, printed, said):
+    if printed is not None:
+        monkeypatch.setattr(hopper, "run", lambda command: printed)
+    monkeypatch.setattr("sys.argv", ["hopper", "x.so"])
+    assert hopper.main() == 1
+    captured = capsys.readouterr()
+    assert said in captured.err and not captured.out

@@ -18,7 +18,7 @@ from typing import NamedTuple, Optional
 from rich.console import Console
 from rich.table import Table
 
-from tools.build.commands import run
+from tools.build.commands import BuildError, run
 from tools.lint.binary import CUOBJDUMP
 from tools.lint.judgements import SPILLS
 from tools.lint.machine_code import Instruction, Loop, counted, main_loop, read_instructions
@@ -134,9 +134,17 @@ def table(kernels: list[Code]) -> Table:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Check the machine code of the compiled product for Hopper.")
     parser.add_argument("library", type=Path)
-    kernels = read_kernels(parser.parse_args().library)
+    library = parser.parse_args().library
+    try:
+        kernels = read_kernels(library)
+    except BuildError as error:
+        print(f"tools.lint.hopper: {error}", file=sys.stderr)
+        return 1
+    if not kernels:
+        print(f"tools.lint.hopper: {library} has no {KERNEL} for {ARCH}", file=sys.stderr)
+        return 1
     Console().print(table(kernels))
-    return int(not kernels or any(any(problems(code)) for code in kernels))
+    return int(any(any(problems(code)) for code in kernels))
 
 
 if __name__ == "__main__":
