@@ -102,6 +102,8 @@ def test_a_release_begins_to_count_anew():
     ):
         with pytest.raises(ValueError, match="needs a section of this release"):
             api.release(later, refused, 1)
+    with pytest.raises(ValueError, match=r"route was added: name it.* under 1\.1, Added"):
+        api.release(later, log.replace("`route`", "`tune`"), 1)
 
 
 def test_a_snapshot_survives_its_file(tmp_path):

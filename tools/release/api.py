@@ -83,12 +83,12 @@ def differences(snapshot: Snapshot, now: Mapping[str, str]) -> list[str]:
     return [*lines, f"the public surface is not that of {SNAPSHOT}: {UPDATE}"] if lines else []
 
 
-def untold(snapshot: Snapshot, changelog: str, version: int) -> list[str]:
-    """Return what users are not told about the differences from the last release, and where to say it."""
-    parts = sections(changelog).get(UNRELEASED, {})
+def untold(snapshot: Snapshot, changelog: str, version: int, section: str = UNRELEASED) -> list[str]:
+    """Return what a section does not tell users about the differences from the last release, and where to say it."""
+    parts = sections(changelog).get(section, {})
     changes = {"Added": snapshot.added, "Changed": snapshot.changed, "Removed": snapshot.removed}
     lines = [
-        f"{name} was {part.lower()}: name it, as `{name}`, in CHANGELOG.md under {UNRELEASED}, {part}"
+        f"{name} was {part.lower()}: name it, as `{name}`, in CHANGELOG.md under {section}, {part}"
         for part, names in changes.items()
         for name in outermost(names)
         if name not in named(parts.get(part, ""))
@@ -109,7 +109,8 @@ def outermost(names: Collection[str]) -> list[str]:
 def release(snapshot: Snapshot, changelog: str, version: int) -> Snapshot:
     """Return the snapshot of a release: the newest section of the changelog that has a number.
 
-    Raises ValueError if there is none, if it is the last release, or if something is still under Unreleased.
+    Raises ValueError if there is none, if it is the last release, if something is still under Unreleased, or if the
+    section lacks a name, because changes that nobody was told of would count no more.
     """
     parts = sections(changelog)
     newest = next((name for name in parts if name != UNRELEASED), None)
@@ -117,6 +118,8 @@ def release(snapshot: Snapshot, changelog: str, version: int) -> Snapshot:
         raise ValueError(
             f"CHANGELOG.md needs a section of this release, under an empty {UNRELEASED}: it has {', '.join(parts)}"
         )
+    if lines := untold(snapshot, changelog, version, newest):
+        raise ValueError("\n".join(lines))
     return replace(snapshot, release=newest, version=version, added=[], changed={}, removed={})
 
 
