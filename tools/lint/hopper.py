@@ -20,14 +20,14 @@ from rich.table import Table
 
 from tools.build.commands import BuildError, run
 from tools.lint.binary import CUOBJDUMP
-from tools.lint.judgements import SPILLS
+from tools.lint.judgements import ISSUE_SHARE, LIMITS, SCHEDULERS, SPILLS
 from tools.lint.machine_code import Instruction, Loop, counted, main_loop, read_instructions
 
 ARCH = "sm_90a"
 KERNEL = "symmetric_kernel"
 # A warp group multiplies the 64 rows of its part by all columns of the tile, 64 of k in a step.
 PRODUCT, PRODUCTS = r"HGMMA\.64x256x16\.F32", 4
-WARPS, SCHEDULERS, TENSOR_FLOPS = 8, 4, 4096
+WARPS = 8
 STEP_FLOPS = 2 * 128 * 256 * 64
 # Registers per thread at the start: 65,536 for three warp groups, in multiples of 8. Warps then hand some to others.
 REGISTERS = 168
@@ -58,7 +58,7 @@ class Code(NamedTuple):
     def issue_share(self) -> float:
         """The clocks for issuing one step of the main loop, divided by the clocks of its products."""
         issued = (self.loop.instructions if self.loop else 0) * WARPS / SCHEDULERS
-        return issued / (STEP_FLOPS / TENSOR_FLOPS)
+        return issued / (STEP_FLOPS / LIMITS["sm_90"].tensor_flops)
 
 
 def read_kernels(library: Path) -> list[Code]:
@@ -105,7 +105,7 @@ def problems(code: Code) -> Iterator[str]:
     if code.arrival != ARRIVAL:
         yield f"orders the sums of sections by {' '.join(code.arrival) or 'nothing'}, not {' '.join(ARRIVAL)}"
     yield from _problems_of(code.loop)
-    if code.issue_share > 1:
+    if code.issue_share > ISSUE_SHARE:
         yield f"issues instructions for {code.issue_share:.2f} of the tensor cores' time"
 
 
