@@ -23,6 +23,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=50, help="of this run: %(default)s")
     parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"), help="default: %(default)s")
     arguments = parser.parse_args()
+    if arguments.steps < 1:
+        parser.error(f"--steps must be at least 1, got {arguments.steps}")
     if "RANK" in os.environ:  # started by torchrun
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     try:

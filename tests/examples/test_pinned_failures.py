@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/pinned_training"
-MODULES = "kernel", "upgrade", "verify"
+MODULES = "kernel", "train", "upgrade", "verify"
 
 
 @pytest.fixture
@@ -73,3 +73,10 @@ def test_what_the_client_refuses_is_told_without_a_traceback(example, monkeypatc
     monkeypatch.setattr(sys, "argv", ["upgrade.py"])
     assert example["upgrade"].main() == 1
     assert capsys.readouterr().out.startswith("upgrade.py: nothing is pinned: Repo id must")
+
+
+def test_a_run_without_a_step_is_refused(example, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--steps", "0"])
+    with pytest.raises(SystemExit):
+        example["train"].main()
+    assert "--steps must be at least 1, got 0" in capsys.readouterr().err
