@@ -17,7 +17,7 @@ from tools.hub.server import Hub
 from tools.pins.verify import pin_of
 
 SESSION = """
-import json, sys
+import json, sys, unittest.mock
 from dataclasses import replace
 from pathlib import Path
 from huggingface_hub import CommitOperationAdd, HfApi
@@ -59,8 +59,9 @@ api.create_repo("org/tiny", **kind)
 there = [CommitOperationAdd(path, b"") for path in (".gitattributes", "stray", "build/torch-cuda/stray.py")]
 api.create_commit("org/tiny", there, commit_message="there before", **kind)
 seen["told"] = []
-card_is_gone = replace(read_release(trees / "two variants"), card=trees / "gone")
-seen["broken off"] = refusal(lambda: publish(card_is_gone, tag="1.0"))
+with unittest.mock.patch.object(HfApi, "create_commit", side_effect=ValueError("the line is cut")):
+    seen["cut off"] = refused()
+seen["broken off"] = refusal(lambda: publish(replace(read_release(trees / "two variants"), card=trees), tag="1.0"))
 first = published("two variants", tag="1.0", progress=seen["told"].append)
 seen["again"] = publish(read_release(trees / "two variants")).commit
 cuda = first.variants["torch-cuda"]
@@ -170,7 +171,7 @@ def test_publishing_again_makes_no_commit(seen):
 
 
 def test_a_release_that_broke_off_is_published_again_with_its_tag(seen):
-    assert "gone" in seen["broken off"][0] and seen["tag"] == [["1.0", seen["two variants"]["commit"]]]
+    assert seen["cut off"] == ["the line is cut", False] and "is not a file" in seen["broken off"][0]
 
 
 def test_a_tag_names_the_commit_and_does_not_move(seen):

@@ -42,11 +42,14 @@ def in_build(path: str) -> bool:
 
 
 def read_head(api: HfApi, repo_id: str, branch: str) -> Head:
-    """Return the head of a branch, or that of main, from which a new branch starts."""
+    """Return the head of a branch, or that of main, from which a new branch starts.
+
+    A branch that is where main is was made by a release that broke off, and counts as new.
+    """
     heads = {ref.name: ref.target_commit for ref in api.list_repo_refs(repo_id, **KERNEL).branches}
     commit = heads.get(branch, heads["main"])
     paths = api.list_repo_files(repo_id, revision=commit, **KERNEL)
-    return Head(branch, commit, tuple(paths), new=branch not in heads)
+    return Head(branch, commit, tuple(paths), new=commit == heads["main"])
 
 
 def settle_rest(

@@ -122,7 +122,7 @@ def check_tag(api: HfApi, release: Release, tag: str | None) -> None:
 def commit_variants(api: HfApi, release: Release, head: Head, drop: Collection[str]) -> str:
     """Put the release onto its branch and return the commit."""
     if head.new:
-        api.create_branch(release.repo_id, branch=release.branch, revision=head.commit, **KERNEL)
+        api.create_branch(release.repo_id, branch=release.branch, revision=head.commit, exist_ok=True, **KERNEL)
     files, names = release.files(), [variant.name for variant in release.variants]
     operations = [CommitOperationDelete(path) for path in stale(head, files, [*names, *drop])]
     operations += [CommitOperationAdd(path, file) for path, file in files.items()]
