@@ -69,6 +69,28 @@ def test_state_that_is_replaced_by_one_of_another_size_is_refused(kernel, name, 
     optimizer.step()
 
 
+@pytest.mark.parametrize("removed", [("step",), ("exp_avg",), ("exp_avg_sq",), ("step", "exp_avg")], ids=", ".join)
+def test_a_part_of_the_state_of_adamw_is_refused(kernel, removed):
+    """Averages of zero beside a count of many steps would make the next update too large, or too small."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, [0, 1])
+    state, before = optimizer.state[params["up.bias"]], {key: p.detach().clone() for key, p in params.items()}
+    for key in removed:
+        del state[key]
+    missing = ", ".join(key for key in ("exp_avg", "exp_avg_sq", "step") if key in removed)
+    for _ in range(2):
+        set_gradients(params, 2)
+        with pytest.raises(
+            ValueError, match=f"state {missing} of up.bias is missing, and the rest is there: write del"
+        ):
+            optimizer.step()
+    assert all(torch.equal(p, before[name]) for name, p in params.items()) and not state.keys() & set(removed)
+    del optimizer.state[params["up.bias"]]
+    optimizer.step()
+    assert optimizer.state[params["up.bias"]]["step"] == 1 and optimizer.state[params["norm.weight"]]["step"] == 3
+
+
 @pytest.mark.parametrize("name, key", [("up.weight", "momentum_buffer"), ("up.bias", "exp_avg")])
 def test_state_that_is_read_as_integers_is_refused(kernel, name, key):
     params = named_parameters()

@@ -5,6 +5,7 @@ Attributes and shapes are those of real classes, made small.
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from torch import nn
 
@@ -73,6 +74,37 @@ def test_heads_follow_from_their_number_and_the_rows(kernel, case):
     model = attention(shapes, **attributes)
     assert cuts(kernel, model) == expected
     assert cuts(kernel, model, config=SimpleNamespace(head_dim=2, num_heads=16, num_kv_heads=1)) == expected
+
+
+def without_a_name(shapes, **attributes):
+    """The same in a module that neither its name nor its class calls an attention."""
+    return nn.ModuleDict({"mixer": attention(shapes, **attributes)["attn"]})
+
+
+@pytest.mark.parametrize("case", BY_HEAD)
+def test_an_attention_need_not_be_called_so(kernel, case):
+    """If it states its heads and has queries and keys, or a weight of queries, keys and values."""
+    shapes, attributes, expected = BY_HEAD[case]
+    model = without_a_name(shapes, **attributes)
+    states_heads = {"num_heads", "head_dim", "num_attention_heads"} & attributes.keys()
+    assert cuts(kernel, model) == (expected if states_heads or "qkv" in shapes else dict.fromkeys(shapes, ""))
+
+
+def test_keys_and_values_without_heads_or_queries_are_no_attention(kernel):
+    assert cuts(kernel, without_a_name(three(32, 32, 32))) == dict.fromkeys(("q_proj", "k_proj", "v_proj"), "")
+    memory = {name: (32, 32) for name in ("key", "value")}
+    assert cuts(kernel, without_a_name(memory, num_heads=4)) == {"key": "", "value": ""}
+
+
+def test_a_fused_weight_that_is_not_cut_is_told_whatever_its_module_is_called(kernel):
+    groups = kernel.groups_for(without_a_name({"qkv": (96, 32)}))
+    assert any("mixer.qkv.weight" in line and "no head size is known" in line for line in groups.choices.notes)
+
+
+def test_numbers_of_numpy_are_sizes(kernel):
+    model = attention({"qkv": (96, 32)}, num_heads=np.int64(4), head_dim=np.int32(8))
+    assert cuts(kernel, model) == {"qkv": "96x32 split 12*8"}
+    assert cuts(kernel, attention({"qkv": (96, 32)}), config={"head_dim": np.int64(8)}) == {"qkv": "96x32 split 12*8"}
 
 
 # By hand: fused weights (out, in), attributes, and their parts if heads stay together; "" for one part.

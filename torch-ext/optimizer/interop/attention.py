@@ -7,12 +7,14 @@ the number of heads and the rows of the weight and of those beside it; a weight 
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from torch import nn
 
 from ..parameters.names import bare_name
 from ..parameters.routing import MIN_SIDE
+from .attributes import attribute
 
 # These weights can only be cut by head. In the first one the query, key and value rows of each head, or block of heads,
 # are together; the names of the others do not tell the order of rows.
@@ -87,8 +89,9 @@ def attention_parts(
 
 def _is_by_head(leaf: str, attention: nn.Module) -> bool:
     """Whether the rows of each head are together in the weight, or may be."""
-    by_class = type(attention).__name__.startswith(_BY_HEAD_CLASSES) and not getattr(attention, "multi_query", False)
-    by_class = by_class or getattr(attention, "head_first", False) is True or hasattr(attention, "heads_per_kv")
+    by_class = type(attention).__name__.startswith(_BY_HEAD_CLASSES) and not attribute(attention, "multi_query")
+    by_class = by_class or attribute(attention, "head_first") is True
+    by_class = by_class or attribute(attention, "heads_per_kv") is not None
     return leaf in BY_HEAD or (by_class and ROLE_OF[leaf] == FUSED)
 
 
@@ -100,6 +103,11 @@ def rows_by_role(attention: nn.Module, axis: int) -> dict[str, int]:
         if role is not None and p.ndim > 1:
             rows.setdefault(role, p.size(axis))
     return rows
+
+
+def states_heads(module: nn.Module) -> bool:
+    """Whether a module has a number of heads, or a head's size, as an attribute."""
+    return _first(module, (*_HEADS, *_HEAD_DIM)) is not None
 
 
 def leaf_of(name: str) -> str:
@@ -181,7 +189,7 @@ def _sizes(role: str, around: Sequence[nn.Module], config: Any) -> _Sizes:
 
     If that source has no number of heads, the number comes from the next source outwards that has one.
     """
-    sources = [source for owner in around for source in (owner, getattr(owner, "config", None))] + [config]
+    sources = [source for owner in around for source in (owner, attribute(owner, "config"))] + [config]
     keys = (*_VALUE_DIM, *_HEAD_DIM) if role in ("values", "gates of values") else (*_KEY_DIM, *_HEAD_DIM)
     for i, source in enumerate(sources):
         latent = tuple(size for size in (_first(source, (key,)) for key in _LATENT) if size is not None)
@@ -191,7 +199,7 @@ def _sizes(role: str, around: Sequence[nn.Module], config: Any) -> _Sizes:
         if role.startswith("latent") or not (head or _first(source, _HEADS)):
             continue
         counting = next((each for each in sources[i:] if _first(each, _HEADS)), None)
-        counts = (source, counting, getattr(counting, "config", None))
+        counts = (source, counting, attribute(counting, "config"))
         return _Sizes(
             head,
             _first(source, _VALUE_DIM),
@@ -204,16 +212,9 @@ def _sizes(role: str, around: Sequence[nn.Module], config: Any) -> _Sizes:
 
 
 def _first(source: Any, keys: Iterable[str]) -> Optional[int]:
-    sizes = (_attribute(source, key) for key in keys)
-    return next((size for size in sizes if isinstance(size, int) and not isinstance(size, bool) and size > 0), None)
-
-
-def _attribute(source: Any, key: str) -> Any:
-    try:
-        value = source.get(key) if isinstance(source, Mapping) else None
-        return getattr(source, key, None) if value is None else value
-    except Exception:  # transformers' configs raise errors of their own for sizes that differ between layers
-        return None
+    sizes = (attribute(source, key) for key in keys)
+    whole = (int(size) for size in sizes if isinstance(size, Integral) and not isinstance(size, bool))  # also NumPy's
+    return next((size for size in whole if size > 0), None)
 
 
 def _quotient(rows: Optional[int], count: Optional[int]) -> Optional[int]:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import Any, Iterator, List, NamedTuple, Optional, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..parameters.names import MODEL_WRAPPERS
 from ..parameters.roles import lora_factor, predicts_further_tokens, role_by_name
+from .attributes import attribute
 
 # Methods of transformers' and timm's models that return the output module.
 _TELL = ("get_output_embeddings", "get_classifier")
 # Attributes in which adapters keep the layer that they adapt or replace.
 _ADAPTED = ("base_layer", "original_module")
+# Names of heads that say nothing of a layer's place: with a later layer behind them they are hidden.
+_ANY_LINEAR = ("fc", "linear")
 
 
 class Heads(NamedTuple):
-    """Output modules that the model reports (`told`) or that are `guessed`; `before`: other layers of named heads."""
+    """Outputs that a model reports (`told`) or that are `guessed`; `before`: hidden layers that names call heads."""
 
     told: List[nn.Module]
     guessed: List[nn.Module]
@@ -27,18 +30,18 @@ def heads_of(model: nn.Module) -> Heads:
     """Return the output modules of `model`, found without running it.
 
     If neither a method of the model nor a name shows the head, it is guessed: the last linear layer at the top level of
-    the network, and those next to it with the same input. Nothing is guessed for transformers' models without a head,
-    for torch's own layers, and for networks with a single matrix.
+    the network, and those next to it with the same input, or at the end of a sequence like its own. Nothing is guessed
+    for transformers' models without a head, for torch's own layers, and for networks with a single matrix.
     """
     told = [head for module in model.modules() for head in _told(module)]
     network = _network(model)
-    before = [layer for part in _named_heads(network) for layer in _layers_before(part)]
-    return Heads(told, [] if told or _has_named_head(model) else _last_layers(network), before)
+    before = [layer for part in _named_heads(network) for layer in _layers_before(part)] + _read_by_later(network)
+    return Heads(told, [] if told or _has_named_head(model, before) else _last_layers(network), before)
 
 
 def adapted(module: nn.Module) -> nn.Module:
     """Return the layer inside an adapter, such as PEFT's around an `nn.Embedding`; other modules as they are."""
-    inside = (getattr(module, key, None) for key in _ADAPTED)
+    inside = (attribute(module, key) for key in _ADAPTED)
     layer = next((layer for layer in inside if isinstance(layer, nn.Module)), None)
     return module if layer is None else adapted(layer)
 
@@ -47,7 +50,7 @@ def without_wrappers(owners: Sequence[nn.Module]) -> list[nn.Module]:
     """Return the modules around a parameter, the innermost first, without wrappers and adapters."""
     keys = (*_ADAPTED, *MODEL_WRAPPERS)
     pairs = zip(owners[1:], owners)
-    kept = [outer for outer, inner in pairs if not any(getattr(outer, key, None) is inner for key in keys)]
+    kept = [outer for outer, inner in pairs if not any(attribute(outer, key) is inner for key in keys)]
     return [owners[0], *kept]
 
 
@@ -55,7 +58,7 @@ def unwrapped(model: nn.Module) -> list[nn.Module]:
     """Return the model and the models that it wraps, from the outside inwards."""
     models = [model]
     while True:
-        inside = (getattr(models[-1], key, None) for key in MODEL_WRAPPERS)
+        inside = (attribute(models[-1], key) for key in MODEL_WRAPPERS)
         model = next((module for module in inside if isinstance(module, nn.Module)), None)
         if model is None or any(model is m for m in models):  # or a wrapper that names itself
             return models
@@ -94,10 +97,15 @@ def _holds(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
 
 
-def _has_named_head(model: nn.Module) -> bool:
-    """Whether a name shows the model's head; heads for further tokens come beside it."""
-    named = [(name, p) for name, p in model.named_parameters() if p.ndim > 1 and not predicts_further_tokens(name)]
-    return any(_names_a_head(name, tuple(p.shape)) for name, p in named)
+def _has_named_head(model: nn.Module, hidden: Sequence[nn.Module]) -> bool:
+    """Whether a name shows the model's head; a head of one output, and those for further tokens, come beside it."""
+    others = {p for layer in hidden for p in layer.parameters()}
+    named = [(name, p) for name, p in model.named_parameters() if p not in others and not predicts_further_tokens(name)]
+    return any(_is_matrix(p) and _names_a_head(name, tuple(p.shape)) for name, p in named)
+
+
+def _is_matrix(p: Tensor) -> bool:
+    return p.ndim > 1 and min(p.shape[:2]) > 1
 
 
 def _named_heads(network: nn.Module) -> list[nn.Module]:
@@ -130,6 +138,22 @@ def _layers_before(head: nn.Module) -> list[nn.Module]:
     return before
 
 
+def _read_by_later(network: nn.Module) -> list[nn.Module]:
+    """Return the linear layers of `network` with a name of any linear layer that write what a later part reads."""
+    parts = [(name, _layer(child), _sizes(child)) for name, child in network.named_children() if _holds(child)]
+    return [
+        layer
+        for place, (name, layer, sizes) in enumerate(parts)
+        if name in _ANY_LINEAR and isinstance(layer, nn.Linear)
+        if any(later and later[0][0] == sizes[0][1] for _, _, later in parts[place + 1 :])
+    ]
+
+
+def _sizes(part: nn.Module) -> list[tuple[int, int]]:
+    """Return what each linear layer in a part reads and writes, in the order of registration."""
+    return [(layer.in_features, layer.out_features) for layer in part.modules() if isinstance(layer, nn.Linear)]
+
+
 def _widths(module: nn.Module) -> Optional[tuple[int, int]]:
     """Return how many features a linear layer or convolution reads and writes; None for other modules."""
     if isinstance(module, nn.Linear):
@@ -148,19 +172,39 @@ def _last_layers(network: nn.Module) -> list[nn.Module]:
     """Return the last linear layers of `network`; an empty list if it does not end in one."""
     if type(network).__module__.startswith("torch.nn.") and not isinstance(network, (nn.Sequential, nn.ModuleList)):
         return []  # a layer of torch, or a container without an order
-    if getattr(network, "base_model", None) is network:
+    if attribute(network, "base_model") is network:
         return []  # transformers marks models without a head like this
-    parts = _parts(network)
+    parts, beside = _parts(network), []
     while parts and isinstance(parts[-1], (nn.Sequential, nn.ModuleList)):
         network = parts[-1]
+        beside += _ends_beside(network, parts[-2::-1])
         parts = [*parts[:-1], *_parts(network)]
     if not parts or not _is_linear(parts[-1]):
         return []
     last = parts[-1]
-    beside = [] if isinstance(network, nn.Sequential) else _beside(_layer(last), parts[-2::-1])
+    beside += [] if isinstance(network, nn.Sequential) else _beside(_layer(last), parts[-2::-1])
     rest = [part for part in parts if part not in (last, *beside)]
-    matrix = any(p.ndim > 1 and min(p.shape) > 1 for part in rest for p in part.parameters())
-    return [last, *beside] if matrix else []
+    return [last, *beside] if any(_is_matrix(p) for part in rest for p in part.parameters()) else []
+
+
+def _ends_beside(last: nn.Module, before: list[nn.Module]) -> list[nn.Module]:
+    """Return the last layers of the sequences right before the last one that are like it, such as a second critic.
+
+    Up to their last layers both have the same ones, and the sequence does not write what the last one reads.
+    """
+    found: list[nn.Module] = []
+    widths, kinds = _chained(_sizes(last)), list(map(type, last.children()))
+    for part in before if isinstance(last, nn.Sequential) and len(widths) > 2 else ():
+        its_widths = _chained(_sizes(part))
+        alike = list(map(type, part.children())) == kinds and its_widths[:-1] == widths[:-1]
+        if not alike or its_widths[0] == its_widths[-1] or not _linear_layers(part):
+            break
+        found.append(_linear_layers(part)[-1])
+    return found
+
+
+def _chained(sizes: list[tuple[int, int]]) -> list[int]:
+    return [width for pair in sizes for width in pair]
 
 
 def _beside(last: Any, before: list[nn.Module]) -> list[nn.Module]:

@@ -16,7 +16,8 @@ from ..parameters.names import bare_name
 from ..parameters.roles import NORM, lora_factor
 from ..parameters.routing import MIN_SIDE
 from ..parameters.setting_values import flag
-from .attention import ROLE_OF, Parts, attention_parts, leaf_of, rows_by_role
+from .attention import FUSED, ROLE_OF, Parts, attention_parts, leaf_of, rows_by_role, states_heads
+from .attributes import attribute
 from .heads import without_wrappers
 
 _GATE_AND_UP = "gate and up"
@@ -77,7 +78,7 @@ def stack_in(name: str, p: Tensor, owner: nn.Module) -> Optional[bool]:
 
 def _is_of_experts(name: str, p: Tensor, owner: nn.Module) -> bool:
     """Whether a parameter is a stack of experts: by its name, or by its module's class or number of experts."""
-    counts = [getattr(owner, key, None) for key in ("num_experts", "n_experts", "num_local_experts")]
+    counts = [attribute(owner, key) for key in ("num_experts", "n_experts", "num_local_experts")]
     by_module = "expert" in type(owner).__name__.lower() or p.size(0) in counts
     return by_module or bool(is_stack(name, p.ndim, EXPERT_KEYS))
 
@@ -130,7 +131,7 @@ def _is_transposed(experts: nn.Module) -> Optional[bool]:
 
     The fused gate and up projection has twice as many outputs as the down projection has inputs.
     """
-    stated = getattr(experts, "is_transposed", None)
+    stated = attribute(experts, "is_transposed")
     if isinstance(stated, bool):
         return stated
     stacks = {name: p.shape for name, p in experts.named_parameters(recurse=False) if p.ndim == 3}
@@ -149,12 +150,11 @@ def _parts(name: str, p: Tensor, axis: int, owners: Sequence[nn.Module], cutting
     if leaf in _GATED:
         apart = p.ndim > 3 or _is_pair(name, p, owners[0])
         return (_GATE_AND_UP, (None, None)) if apart else _gate_and_up(leaf, rows, owners[0], cutting.gate_up)
-    layers = without_wrappers(owners)
-    if leaf not in ROLE_OF or not _in_attention(name, layers):
-        return "matrix", (None, _several_in_one(name, rows // columns, layers))
+    layers, role = without_wrappers(owners), ROLE_OF.get(leaf)
     attention = layers[1] if bare_name(name).endswith(f"{leaf}.weight") else layers[0]
+    if role is None or not (role == FUSED or _is_attention(name, layers, attention)):
+        return "matrix", (None, _several_in_one(name, rows // columns, layers))
     around = owners[owners.index(attention) :]
-    role = ROLE_OF[leaf]
     rows_of_roles = {**rows_by_role(attention, axis), role: rows}
     return role, attention_parts(leaf, rows_of_roles, columns, around, cutting.config, cutting.heads)
 
@@ -188,7 +188,11 @@ def _several_in_one(name: str, squares: int, layers: Sequence[nn.Module]) -> Opt
     return None
 
 
-def _in_attention(name: str, layers: Sequence[nn.Module]) -> bool:
-    """Whether a module around the weight is an attention, by name or class; `key` and `v` occur elsewhere too."""
+def _is_attention(name: str, layers: Sequence[nn.Module], module: nn.Module) -> bool:
+    """Whether a weight is in an attention: by a name, a class, or heads; `key` and `v` occur elsewhere too.
+
+    `layers` are the modules around it, and `module` the one that may be an attention.
+    """
     names = f"{name} {' '.join(type(layer).__name__ for layer in layers[:2])}".lower()
-    return "attn" in names or "attention" in names
+    has_both = {"queries", "keys"} <= rows_by_role(module, 0).keys()
+    return "attn" in names or "attention" in names or (has_both and states_heads(module))

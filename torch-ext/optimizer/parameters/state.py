@@ -28,8 +28,11 @@ REMAINDER = "remainder"
 # `(p, shape, dtype)` -> memory for a tensor of this shape on the same devices, sharded over ranks like `p`.
 Memory = Callable[[Tensor, tuple[int, ...], torch.dtype], Tensor]
 
+# AdamW's whole state, in the order of `FallbackTensors`: none of it means anything without the rest.
+FALLBACK_STATE = ("exp_avg", "exp_avg_sq", COUNT)
+
 # Every key of this package. State that wrappers such as timm's Lookahead keep under other keys is not touched.
-KEYS = (BUFFER, SCALE, MOMENTS, REMAINDER, COUNT, "exp_avg", "exp_avg_sq")
+KEYS = (BUFFER, SCALE, MOMENTS, REMAINDER, *FALLBACK_STATE)
 
 
 class StateTensor(NamedTuple):

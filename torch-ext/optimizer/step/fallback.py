@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..parameters.rates import decay_of, rate_of
 from ..parameters.settings import Group
-from ..parameters.state import REMAINDER, integers
+from ..parameters.state import FALLBACK_STATE, REMAINDER, integers
 from ..plan.layout import local_part
 from ..plan.plan import FallbackBatch
 from ..rules.fallback import FallbackRule, FallbackTensors
@@ -18,9 +18,6 @@ from ..rules.fallback_table import FALLBACKS
 from ..rules.scaling import Scalings
 from ..rules.widened import update_widened_
 from .local_matrix import StepTensors
-
-# In the order of `FallbackTensors`.
-FALLBACK_STATE = ("exp_avg", "exp_avg_sq", "step")
 
 
 class LocalFallback(NamedTuple):

@@ -16,7 +16,17 @@ from ..parameters.momentum_blocks import block_axes
 from ..parameters.rates import check_live_tensors
 from ..parameters.saved_values import check_tensors
 from ..parameters.settings import Group, keeps_norm
-from ..parameters.state import BUFFER, KEYS, SCALE, StateTensor, check_shapes, ensure_state_, placed, state_tensors
+from ..parameters.state import (
+    BUFFER,
+    FALLBACK_STATE,
+    KEYS,
+    SCALE,
+    StateTensor,
+    check_shapes,
+    ensure_state_,
+    placed,
+    state_tensors,
+)
 from ..plan.layout import layout_of, lies_beside, local_part, memory_beside
 from ..plan.process_groups import Ranks
 from ..plan.shards import check_blocks
@@ -125,7 +135,8 @@ def _check_state(
 ) -> None:
     """Raise ValueError if the state of a parameter does not fit it, or if its norm must be kept and cannot be.
 
-    It does not fit with other shapes or placements, with 8-bit codes without scales, or if shards cut their blocks.
+    It does not fit with other shapes or placements, with a part of AdamW's tensors, with 8-bit codes without scales, or
+    if shards cut their blocks.
     """
     wanted = state_tensors(name, p, group)
     layout = layout_of(name, p, replica_ranks) if keeps_norm(group) or SCALE in wanted else None
@@ -135,6 +146,13 @@ def _check_state(
         check_blocks(name, view_in_group(name, p, group), layout)
     if BUFFER in state and state[BUFFER].dtype == torch.int8 and SCALE not in state:
         raise ValueError(f"state {BUFFER} of {name} is in 8 bits, and its {SCALE} is missing")
+    of_fallback = [key for key in FALLBACK_STATE if key in wanted and not wanted[key].is_elsewhere]
+    lacking = [key for key in of_fallback if key not in state]
+    if lacking and lacking != of_fallback:
+        raise ValueError(
+            f"state {', '.join(lacking)} of {name} is missing, and the rest is there: write del optimizer.state[p] for "
+            "this parameter p, so that it starts anew"
+        )
     check_dtypes(name, p, {BUFFER: state[BUFFER].dtype} if BUFFER in state else {})
     check_shapes(state, name, p, wanted)
     for key, kind in wanted.items():

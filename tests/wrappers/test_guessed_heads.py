@@ -1,0 +1,77 @@
+"""Which layers are taken for outputs, or for hidden ones in spite of their names, by what other layers read."""
+
+import pytest
+from torch import nn
+
+from tests.wrappers.test_model_heads import LAST, Model, linear, sequence
+
+
+def branch(*sizes):
+    return nn.Sequential(*sequence(*sizes), nn.ReLU())
+
+
+# By hand: what of each model is no hidden matrix.
+MODELS = {
+    "convolutions of size 1, as PointNet": (
+        Model(c1=nn.Conv1d(16, 64, 1), c2=nn.Conv1d(64, 128, 1), classes=linear(40, 128)), {"classes.weight": LAST},
+    ),
+    "fc that another layer reads": (Model(fc=linear(32, 64), fc2=linear(10, 32)), {"fc2.weight": LAST}),
+    "linear that a sequence reads": (
+        Model(linear=linear(16, 8), rest=sequence(16, 12, 10)), {"rest.2.weight": LAST},
+    ),
+    "fc that a layer reads, in a wrapper": (
+        Model(module=Model(fc=linear(32, 64), fc2=linear(10, 32))), {"module.fc2.weight": LAST},
+    ),
+    "fc at the end, as ResNet": (Model(up=linear(16, 8), fc=linear(10, 16)), {"fc.weight": "output_head"}),
+    "fc that nothing reads": (Model(fc=linear(10, 16), up=linear(16, 8)), {"fc.weight": "output_head"}),
+    "a name that only heads have": (Model(lm_head=linear(16, 8), up=linear(4, 16)), {"lm_head.weight": "output_head"}),
+    "policy beside a value of one number": (
+        Model(body=linear(32, 64), actor=linear(6, 32), value_head=linear(1, 32)), {"actor.weight": LAST},
+    ),
+    "two critics": (
+        Model(q1=sequence(16, 32, 8), q2=sequence(16, 32, 8)), {"q1.2.weight": LAST, "q2.2.weight": LAST},
+    ),
+    "critics in a list": (
+        Model(critics=nn.ModuleList([sequence(16, 32, 8), sequence(16, 32, 9)])),
+        {"critics.0.2.weight": LAST, "critics.1.2.weight": LAST},
+    ),
+    "actor before a critic of one number": (
+        Model(actor=sequence(16, 32, 32, 6), critic=sequence(16, 32, 32, 1)), {"actor.4.weight": LAST},
+    ),
+    "sequences of one width": (
+        Model(one=sequence(16, 32, 16), two=sequence(16, 32, 16)), {"two.2.weight": LAST},
+    ),
+    "encoder and decoder": (Model(encode=sequence(20, 32, 8), decode=sequence(8, 32, 20)), {"decode.2.weight": LAST}),
+    "branches that end in an activation": (
+        Model(left=branch(16, 32, 8), right=branch(16, 32, 8), out=sequence(16, 32, 10)), {"out.2.weight": LAST},
+    ),
+    "convolutions, and nothing linear": (Model(up=linear(16, 8), rest=nn.Sequential(nn.Conv1d(8, 8, 3))), {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_heads_follow_from_what_layers_read(kernel, case):
+    model, expected = MODELS[case]
+    rows = kernel.groups_for(model).choices.rows
+    assert {row.name: row.reason for row in rows if row.branch != "muon" and row.reason != "vector"} == expected
+    assert all(min(row.shape[:2]) == 1 or len(row.shape) == 1 for row in rows if row.reason == "vector")
+
+
+class Raising(Model):
+    """A model with properties that raise, as one that waits for its trainer."""
+
+    @property
+    def config(self):
+        raise RuntimeError("not attached")
+
+    module = base_layer = base_model = num_experts = config
+
+
+def test_properties_that_raise_tell_nothing(kernel):
+    attention = Raising(qkv=linear(96, 32))
+    attention.num_heads, attention.head_dim = 4, 8
+    rows = kernel.groups_for(Raising(attn=attention, up=linear(8, 32))).choices.rows
+    assert [(row.reason, row.matrices) for row in rows] == [
+        ("queries, keys and values: 96x32 split 12*8", 12),
+        (LAST, 0),
+    ]
