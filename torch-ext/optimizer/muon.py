@@ -130,8 +130,9 @@ class Muon(Optimizer):
             `batched`, as one matrix (out, in) for each position of the kernel.
         normalize_spatial: divide the updates of `batched` convolutions by sqrt(positions).
         expert_keys: components of names whose parameters (E, rows, cols) are stacks of E matrices.
-        stacked: whether 3-d parameters are stacks of matrices (True) or convolutions (False). None: their names decide,
-            by `expert_keys` or a component with `conv`. If a name shows neither, AdamW updates it, with a warning.
+        stacked: whether parameters of three or more dimensions are stacks of matrices (True) or convolutions (False).
+            None: their names decide, by `expert_keys` or a component with `conv`. If a name shows neither, AdamW
+            updates a parameter of three dimensions, with a warning; one of more is a convolution.
         is_muon: a function `(name, parameter) -> True, False or None`; None leaves the decision to routing. It is not
             asked about groups that set `use_muon`, as all groups of `groups_for` do.
         fallback: optimizer of the other parameters: `adamw`, or `nadamw` (AdamW with Nesterov momentum).
