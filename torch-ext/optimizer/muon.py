@@ -343,6 +343,9 @@ class Muon(Optimizer):
     def observe_qk_logits(self, layer: str | int, logits: Tensor) -> None:
         """Record the largest attention logits (..., heads) of one layer since the last good step, for QK-clip.
 
+        `layer` is the name of the attention's module, or the last number in it if no other attention has that number.
+        If `qk_clip` has `layers`, it is a key of that dict, or a position in that sequence.
+
         Pass the scaled logits that enter the softmax, with -inf for heads that only other ranks have, on any device. It
         waits for a device only if some of the weights are on the CPU. Raises ValueError without `qk_clip`, for an
         unknown layer, and for a wrong number of heads; TypeError for logits that are not a dense floating-point tensor.
