@@ -31,5 +31,9 @@ opt = SingleDeviceMuonWithAuxAdam([
     differences="""\
 - It adds 1e-7 to the norm of a matrix; here a matrix is divided by at least `eps=1e-7`. With a norm of N the
   iteration there starts from a matrix that is smaller by a relative 1e-7 / N.
-- A parameter without a gradient raises there. Here it is left alone.""",
+- A parameter without a gradient raises in the package muon-optimizer 0.1.0. In the file on GitHub, at commit 857d1ad,
+  it gets a gradient of zeros, and moves on by its momentum. Here it is left alone.
+- With Nesterov momentum the step there overwrites the gradients of matrices. Here they stay.
+- There a convolution's multiplier depends on the size of its kernel, and is 1 for square ones; here it is that of the
+  matrix it is flattened to.""",
 )
