@@ -182,9 +182,12 @@ def _warn_of_replaced_settings(pairs: Sequence[tuple[Group, Group]]) -> None:
         if key not in _EXPECTED_TO_CHANGE and not _means(key, old[key], new[key])
     )
     if texts:
+        # `momentum_dtype` is that of new buffers; only a change to or from 8 bits converts those that exist.
+        of_momentum = any(text.startswith("momentum_dtype=") for text in texts)
+        but = ". Momentum in the file keeps its dtype even then, unless int8 is one of the two" if of_momentum else ""
         warn_user(
             f"the file's settings replace those of this optimizer: {', '.join(texts)}. To keep yours, set them in "
-            "param_groups after loading"
+            f"param_groups after loading{but}"
         )
 
 
