@@ -1,6 +1,7 @@
 """Half precision: parameters that are rounded at random, and momentum of a dtype of its own."""
 
 import copy
+import itertools
 import math
 
 import pytest
@@ -99,6 +100,53 @@ def test_momentum_keeps_its_dtype_through_files(kernel, dtype):
     take_steps(optimizer, params, range(2, 4))
     take_steps(other, resumed, range(2, 4))
     assert same_bits(params, resumed) and same_bits(state_of(optimizer, params), state_of(other, resumed))
+
+
+CHANGES = [
+    *itertools.permutations(["float32", "bfloat16", "float64"], 2),
+    (None, "bfloat16"), ("bfloat16", None), ("int8", "bfloat16"), ("int8", None), ("float64", "int8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("before, after", CHANGES)
+def test_momentum_has_the_dtype_that_its_group_names(kernel, before, after):
+    """After a change, too. None leaves it as it is, but for 8 bits."""
+    params, others = named_parameters(), named_parameters()
+    optimizer, other = (kernel.Muon(p.items(), momentum_dtype=before) for p in (params, others))
+    for each, its_params in ((optimizer, params), (other, others)):
+        take_steps(each, its_params, range(2))
+    (group,) = (group for group in optimizer.param_groups if group["use_muon"])
+    group["momentum_dtype"] = after
+    kept = before if after is None and before != "int8" else after
+    converted = optimizer.state_dict()["state"]
+    buffers = [optimizer.state[params[name]]["momentum_buffer"] for name in ("up.weight", "down.weight")]
+    assert {buffer.dtype for buffer in buffers} == {getattr(torch, kept or "float32")}
+    if "int8" not in (before, after):
+        theirs = [other.state[others[name]]["momentum_buffer"] for name in ("up.weight", "down.weight")]
+        exact = [buffer.to(buffers[0].dtype) for buffer in theirs]
+        assert all(map(torch.equal, buffers, exact))
+    resumed = copy.deepcopy(params)
+    fresh = kernel.Muon(resumed.items(), momentum_dtype=after)
+    fresh.load_state_dict(copy.deepcopy({**optimizer.state_dict(), "state": converted}))
+    take_steps(optimizer, params, [2])
+    take_steps(fresh, resumed, [2])
+    assert same_bits(params, resumed) and same_bits(state_of(optimizer, params), state_of(fresh, resumed))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64", None])
+def test_momentum_of_a_file_without_the_setting_gets_the_dtype_of_the_group(kernel, dtype):
+    p, q = (Parameter(torch.ones(8, 16)) for _ in range(2))
+    theirs = torch.optim.Muon([p], lr=0.1)
+    p.grad = gradient_of("p", p, 0)
+    theirs.step()
+    exact = theirs.state[p]["momentum_buffer"]
+    for load in (
+        lambda optimizer: optimizer.load_state_dict(theirs.state_dict()),
+        lambda optimizer: kernel.import_state(optimizer, theirs.state_dict(), "torch"),
+    ):
+        ours = kernel.Muon([q], momentum_dtype=dtype)
+        load(ours)
+        assert torch.equal(ours.state[q]["momentum_buffer"], exact.to(getattr(torch, dtype or "float32")))
 
 
 def test_float32_momentum_averages_half_precision_gradients(kernel):

@@ -152,10 +152,11 @@ def test_momentum_that_is_rounded_while_it_is_read_is_told_of(kernel, tmp_path, 
 
 
 def test_momentum_that_a_plain_file_has_is_not_told_of(kernel):
-    """Its group had another dtype when the buffers were made."""
+    """It has kept the dtype in which it was made."""
     model = nn.Linear(64, 32)
     optimizer, other = (kernel.Muon(model.named_parameters(), momentum_dtype="bfloat16") for _ in range(2))
-    optimizer.param_groups[0]["momentum_dtype"] = "float32"
+    optimizer.param_groups[0]["momentum_dtype"] = None
+    assert optimizer.state_dict()["state"][0]["momentum_buffer"].dtype == torch.bfloat16
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings(

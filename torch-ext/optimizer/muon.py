@@ -152,9 +152,9 @@ class Muon(Optimizer):
             are state: with the same gradients and `momentum_dtype="float32"` they have the bits of float32 parameters
             (docs/master_weights.md). float32 and float64 parameters are not affected; float16 raises. None: each step
             rounds to the parameter's dtype.
-        momentum_dtype: dtype of new momentum buffers; None means the parameter's. `int8` stores 8-bit codes with one
-            float32 scale for every 64 neighbours in the last dimension (docs/momentum.md). A change to or from `int8`
-            converts the buffers that exist; any other change applies to new buffers only. `float16` holds nothing above
+        momentum_dtype: dtype of momentum buffers; a change converts those that exist. `int8` stores 8-bit codes with
+            one float32 scale for every 64 neighbours in the last dimension (docs/momentum.md). None: new buffers have
+            the parameter's dtype, and others keep theirs, unless they are in 8 bits. `float16` holds nothing above
             65504: larger momentum becomes infinite, and from the next step on its matrix is NaN.
         offload: keep momentum in host memory, pinned for a GPU, which holds three batches of it at a time. Torch rounds
             the pinned memory of each parameter up to a power of two: 172 MiB take 256. To read momentum, call
@@ -522,11 +522,11 @@ class Muon(Optimizer):
         """Load a copy of a state dict that was saved for the same parameters in the same order.
 
         Functions, and settings that a saved group lacks (`torch.optim.Muon`'s lack many), stay as they are here, and
-        momentum keeps its saved dtype. A group without `decay_mode`, such as torch's, also leaves `weight_decay` as it
-        is under independent decay, and `lr` under hyperball: they mean something else there. Warns of settings that the
-        file replaces, other than those that schedulers set. Raises ValueError or TypeError, with nothing changed, if
-        something does not fit. If memory runs out while it copies, neither `step` nor `state_dict` works until another
-        load has succeeded.
+        momentum keeps its saved dtype unless `momentum_dtype` names another. A group without `decay_mode`, such as
+        torch's, also leaves `weight_decay` as it is under independent decay, and `lr` under hyperball: they mean
+        something else there. Warns of settings that the file replaces, other than those that schedulers set. Raises
+        ValueError or TypeError, with nothing changed, if something does not fit. If memory runs out while it copies,
+        neither `step` nor `state_dict` works until another load has succeeded.
         """
         check_is_dict(state_dict)
         final: dict[str, Any] = {}

@@ -180,7 +180,7 @@ def _in_group(row: Route, p: Tensor, group: Group, kept: Mapping[str, Tensor]) -
         kernel=kernel,
         lr=effective_lr(group),
         weight_decay=None if keeps_norm(group) else shown_number(group["weight_decay"]),
-        # Momentum that was loaded or imported keeps its dtype.
+        # Momentum that was loaded or imported may keep its dtype.
         state_bytes=sum(
             math.prod(kind.shape or ()) * (kept[key].dtype if key in kept else kind.dtype).itemsize
             for key, kind in tensors.items()

@@ -38,8 +38,8 @@ def import_state(
     The state of the parameters and the settings of their groups are replaced, learning rates included. A group of AdamW
     that had the `initial_lr` of matrices, or their `lr` where there is none, gets their new one, and the ratio of those
     in the source becomes its `lr_factor`. Other groups, and those for which no factor fits, get the source's rate as
-    their `lr`, with an `lr_factor` of 1. Tensors are copied; momentum keeps its dtype, unless this optimizer has it in
-    8 bits. Lower halves of `master_weights` stay as they are.
+    their `lr`, with an `lr_factor` of 1. Tensors are copied; momentum keeps its dtype, unless this optimizer has a
+    `momentum_dtype`. Lower halves of `master_weights` stay as they are.
 
     Args:
         source: `torch` (torch.optim.Muon), `timm` (with its AdamW or NAdamW), `keller_jordan` (any class of muon.py),

@@ -83,7 +83,7 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
     """Return `state_dict` if this package saved it for the parameters of `groups` in the same order.
 
     Otherwise raises ValueError, which names the parameters that only one side has or that are in other places, and says
-    what to write. Momentum keeps its dtype, so a dtype that the parameter's device does not have raises, too, and so do
+    what to write. Momentum may keep its dtype, so one that the parameter's device does not have raises, too, and so do
     values that steps cannot compute with (`check_values`), before torch moves or casts any of them. Warns of state that
     is lost, and of parameters that get the state of others. Raises RuntimeError as `check_fake_mode` does.
     """
@@ -182,12 +182,9 @@ def _warn_of_replaced_settings(pairs: Sequence[tuple[Group, Group]]) -> None:
         if key not in _EXPECTED_TO_CHANGE and not _means(key, old[key], new[key])
     )
     if texts:
-        # `momentum_dtype` is that of new buffers; only a change to or from 8 bits converts those that exist.
-        of_momentum = any(text.startswith("momentum_dtype=") for text in texts)
-        but = ". Momentum in the file keeps its dtype even then, unless int8 is one of the two" if of_momentum else ""
         warn_user(
             f"the file's settings replace those of this optimizer: {', '.join(texts)}. To keep yours, set them in "
-            f"param_groups after loading{but}"
+            "param_groups after loading"
         )
 
 

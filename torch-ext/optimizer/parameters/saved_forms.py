@@ -38,8 +38,8 @@ def check_form(state: Any, name: str, p: Tensor, saved: Mapping[str, Any], curre
 def rounding(state: Mapping[str, Any], p: Tensor, saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
     """Return what to say of momentum that seems to be rounded to the dtype that it has here, "" if it does not.
 
-    `dcp.load` copies into the tensors that are there. A file may also have such momentum itself: a change of
-    `momentum_dtype` applies to new buffers only.
+    `dcp.load` copies into the tensors that are there. A file may also have such momentum itself, which kept its dtype
+    under `momentum_dtype=None`.
     """
     if BUFFER not in state or "momentum_dtype" not in saved:
         return ""

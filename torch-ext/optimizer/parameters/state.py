@@ -49,10 +49,11 @@ class StateTensor(NamedTuple):
 def state_tensors(name: str, p: Tensor, group: Mapping[str, Any]) -> dict[str, StateTensor]:
     """Return the state tensors of a parameter of this group, by the keys of torch.optim.Muon and torch.optim.AdamW.
 
-    Momentum has the group's `momentum_dtype`, the parameter's if that is None; with `int8` it has scales. AdamW's
-    averages have the parameter's dtype, or float32 with a `remainder` and for float16, whose range holds few squares.
-    Second moments, which only some settings ask for, are on the parameter's device, in float32 or wider. Ranks without
-    a part do not count steps: of a count that several ranks have, a checkpoint stores that of any one.
+    Momentum has the group's `momentum_dtype`; with `int8` it has scales. If that is None, new momentum has the dtype of
+    the parameter, and other momentum keeps the dtype in which it was made or saved. AdamW's averages have the
+    parameter's dtype, or float32 with a `remainder` and for float16, whose range holds few squares. Second moments,
+    which only some settings ask for, are on the parameter's device, in float32 or wider. Ranks without a part do not
+    count steps: of a count that several ranks have, a checkpoint stores that of any one.
     """
     shape, on_host = tuple(p.shape), group["offload"]
     is_split = has_remainder(p, group)
@@ -62,7 +63,8 @@ def state_tensors(name: str, p: Tensor, group: Mapping[str, Any]) -> dict[str, S
         count = StateTensor(None, torch.float32, is_elsewhere=is_elsewhere(p))
         return {COUNT: count, "exp_avg": average, "exp_avg_sq": average, **remainder}
     dtype = p.dtype if group["momentum_dtype"] is None else getattr(torch, group["momentum_dtype"])
-    tensors = {BUFFER: StateTensor(shape, dtype, keeps_dtype=True, on_host=on_host), **remainder}
+    keeps_dtype = group["momentum_dtype"] in (None, "int8")  # only a higher floor makes codes of values
+    tensors = {BUFFER: StateTensor(shape, dtype, keeps_dtype=keeps_dtype, on_host=on_host), **remainder}
     blocks = blocks_in_group(name, p, group)
     if blocks is not None:
         tensors[SCALE] = StateTensor(scales_shape(blocks, shape), torch.float32, on_host=on_host, may_lack=True)
