@@ -65,13 +65,14 @@ seen["broken off"] = refusal(lambda: publish(replace(read_release(trees / "two v
 first = published("two variants", tag="1.0", progress=seen["told"].append)
 seen["again"] = publish(read_release(trees / "two variants")).commit
 cuda = first.variants["torch-cuda"]
-seen["unsettled"] = refused()
-seen["contradicted"] = refused(drop=["torch-cuda", "torch-rocm"], keep={"torch-cuda": cuda})
+seen["unsettled"] = refused(drop=["torch-cude"])
+seen["contradicted"] = refused(drop=["torch-cpu", "torch-cuda"], keep={"torch-cuda": cuda, "torch-rocm": None})
 seen["not as pinned"] = refused(keep={"torch-cuda": "0" * 64})
 seen["tag taken"] = refused(tag="1.0", keep={"torch-cuda": cuda})
 seen["tags of branches"] = [refused(tag=tag, keep={"torch-cuda": cuda}) for tag in ("v1", "main")]
 second = published("one variant", keep={"torch-cuda": cuda})
 seen["tag"] = [(ref.name, ref.target_commit) for ref in api.list_repo_refs("org/tiny", **kind).tags]
+seen["dropping"] = refusal(lambda: publish(replace(read_release(trees / "dropped"), card=trees), drop=["torch-cuda"]))
 published("dropped", drop=["torch-cuda"])
 seen["bad commits"] = [refused_back(to) for to in ("v1", first.commit[:12], seen["dropped"]["commit"])]
 seen["not that release's"] = refused_back(first.commit, second.pins)
@@ -127,12 +128,10 @@ def test_a_new_branch_holds_the_variants_and_the_benchmarks_only(seen):
 def test_variants_of_the_branch_that_a_release_lacks_have_to_be_named(seen):
     text, unchanged = seen["unsettled"]
     assert unchanged and "v1 has variants that this release, of commit None, lacks" in text
-    assert text.splitlines()[-1] == "  torch-cuda, of commit None"
+    assert text.splitlines()[1::2] == ["torch-cude is not on v1, or in this release", "  torch-cuda, of commit None"]
     text, unchanged = seen["contradicted"]
-    assert unchanged and text.splitlines()[1:] == [
-        "torch-cuda is both dropped and kept",
-        "torch-rocm is not on v1, or in this release",
-    ]
+    lines = [f"torch-{name} is not on v1, or in this release" for name in ("cpu", "rocm")]
+    assert unchanged and text.splitlines()[1:] == ["torch-cuda is both dropped and kept", *lines]
 
 
 def test_a_kept_variant_has_to_be_what_its_pin_says(seen):
@@ -170,8 +169,9 @@ def test_publishing_again_makes_no_commit(seen):
     assert seen["again"] == seen["two variants"]["commit"]
 
 
-def test_a_release_that_broke_off_is_published_again_with_its_tag(seen):
-    assert seen["cut off"] == ["the line is cut", False] and "is not a file" in seen["broken off"][0]
+def test_a_release_that_broke_off_is_published_again_with_its_tag_and_with_what_it_drops(seen):
+    broken_off = seen["broken off"][0], seen["dropping"][0]
+    assert seen["cut off"] == ["the line is cut", False] and all("is not a file" in text for text in broken_off)
 
 
 def test_a_tag_names_the_commit_and_does_not_move(seen):

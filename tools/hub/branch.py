@@ -58,12 +58,16 @@ def settle_rest(
     """Return the variants that stay on the branch and are not of the release, with the pins that `keep` knows of them.
 
     Raises ValueError if one of them is in neither `drop` nor `keep`, because a user of the branch would get another
-    commit's code on another machine; if a name is in both or not on the branch; if a variant is not what its pin says.
+    commit's code on another machine; if a name is in both, in the release, or kept and not on the branch; if a variant
+    is not what its pin says. What is dropped may be gone, as after a release that broke off behind its commit; a wrong
+    name leaves the right one unsettled.
     """
-    rest = head.variants - {variant.name for variant in release.variants}
-    wrong = [f"{name} is both dropped and kept" for name in sorted(set(drop) & set(keep))]
-    wrong += [f"{name} is not on {head.branch}, or in this release" for name in sorted({*drop, *keep} - rest)]
+    own = {variant.name for variant in release.variants}
+    rest = head.variants - own
     unsettled = sorted(rest - {*drop, *keep})
+    wrong = [f"{name} is both dropped and kept" for name in sorted(set(drop) & set(keep))]
+    absent = {*drop, *keep} - rest if unsettled else set(keep) - rest | set(drop) & own
+    wrong += [f"{name} is not on {head.branch}, or in this release" for name in sorted(absent)]
     if unsettled:
         wrong += [f"{head.branch} has variants that this release, of commit {release.commit}, lacks: --drop or --keep"]
     for name in sorted(rest - set(drop)):

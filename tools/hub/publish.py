@@ -96,7 +96,7 @@ def publish(
     head = read_head(api, release.repo_id, release.branch)
     kept = settle_rest(api, release, head, drop, keep)
     progress(f"uploading {release.described}")
-    commit = commit_variants(api, release, head, drop)
+    commit = commit_variants(api, release, head, head.variants & set(drop))
     progress("describing it in the card")
     api.create_commit(
         release.repo_id,
