@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+
+from tools.scale.traces import read_timed
 
 from .theme import BRANCHES, Drawing, grey
 
@@ -22,14 +23,8 @@ ON_HOST, ON_GPU = "user_annotation", "gpu_user_annotation"
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:
-    """Return the timed events of a trace; ValueError for another file."""
-    try:
-        events = json.loads(path.read_text()).get("traceEvents")
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError):
-        events = None
-    if not isinstance(events, list):
-        raise ValueError(f"{path} is no trace: it needs what torch.profiler's export_chrome_trace writes")
-    timed = [event for event in events if event.get("ph") == "X" and event.get("cat") in (*KERNELS, *OPERATORS, ON_GPU)]
+    """Return the events of operators and kernels in a trace; ValueError for another file."""
+    timed = [event for event in read_timed(path)["traceEvents"] if event["cat"] in (*KERNELS, *OPERATORS, ON_GPU)]
     if not timed:
         raise ValueError(f"{path} has no operator or kernel with a duration")
     return timed

@@ -45,7 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE")
     parser.add_argument("--output", type=Path, help="JSON for `tools.scale.report --machine`")
     given = parser.parse_args(arguments)
-    fit = calibrate([read_trace(path) for path in given.traces])
+    try:
+        traces = [read_trace(path) for path in given.traces]
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    fit = calibrate(traces)
     print("\n".join([*fit.lines, *(f"Not told: {line}" for line in fit.untold)]))
     if given.output is not None:
         told = {"constants": fit.constants, "standard_errors": fit.errors, "said": fit.lines, "untold": fit.untold}

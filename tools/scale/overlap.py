@@ -9,7 +9,6 @@ end of the wait for it; it may have ended earlier. The part of it that is not wa
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +18,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from tools.scale.traces import SEND, STEP
+from tools.scale.traces import SEND, STEP, read_timed
 
 COLORS = {
     "muon.pack": "tab:green",
@@ -43,7 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=Path("overlap.png"))
     parser.add_argument("--step", type=int, default=-1, help="which of the traced steps: %(default)s")
     given = parser.parse_args(arguments)
-    spans = spans_of_step(json.loads(given.trace.read_text())["traceEvents"], given.step)
+    try:
+        spans = spans_of_step(read_timed(given.trace)["traceEvents"], given.step)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     flying = exchanges(spans)
     waited = sum(span.stop - span.start for span in spans if span.name == "muon.wait")
     draw(spans, flying, given.output)

@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 STEP = "Optimizer.step#Muon.step"
 SEND, PRODUCTS = "muon.send", re.compile(r"muon\.orthogonalize (\S+) GFLOP")
@@ -56,11 +56,9 @@ class Trace(NamedTuple):
 
 
 def read_trace(path: Path) -> Trace:
-    """Return Muon's steps in a chrome trace, which may be compressed. Raises ValueError if there are none."""
-    opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
-    with opened as file:
-        content = json.load(file)
-    events = sorted((e for e in content["traceEvents"] if e.get("ph") == "X"), key=lambda e: e["ts"])
+    """Return Muon's steps in a chrome trace. Raises ValueError if there are none."""
+    content = read_timed(path)
+    events = sorted(content["traceEvents"], key=lambda e: e["ts"])
     steps = _spans(e for e in events if e["name"] == STEP and e["cat"] != "gpu_user_annotation")
     if not steps:
         raise ValueError(f"{path} has no step of Muon")
@@ -73,6 +71,18 @@ def read_trace(path: Path) -> Trace:
     inside = list(_in_steps(muons, _Ranges(counted)))
     known = [exchange for exchange in inside if exchange.sent_bytes >= 0]
     return Trace(place[0], len(counted), known, _products(events, counted), len(inside) - len(known))
+
+
+def read_timed(path: Path) -> dict[str, Any]:
+    """Return a chrome trace, which may be compressed, with its timed events alone; ValueError for another file."""
+    opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
+    try:
+        with opened as file:
+            content = json.load(file)
+        timed = [e for e in content["traceEvents"] if e.get("ph") == "X" and e.keys() >= {"name", "cat", "ts", "dur"}]
+    except (ValueError, LookupError, TypeError, AttributeError, EOFError):
+        raise ValueError(f"{path} is no trace: it needs what torch.profiler's export_chrome_trace writes") from None
+    return {**content, "traceEvents": timed}
 
 
 class _Ranges:
