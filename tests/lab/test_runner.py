@@ -167,6 +167,14 @@ def test_exit_status_tells_failures_from_a_lack_of_time(tmp_path, monkeypatch, c
     assert ("[tune] 4 left: a, b, c and 1 more" in capsys.readouterr().out) == bool(left)
 
 
+def test_a_file_in_the_place_of_the_folder_for_records_is_told(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(stages.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(stages.sys.stdout, "reconfigure", lambda **_: None, raising=False)
+    assert stages.run_stages(["--out", str(tmp_path / "file")]) == stages.FAILED
+    assert "gpu-lab: [Errno 17] File exists" in capsys.readouterr().err
+
+
 @pytest.fixture
 def processes(tmp_path, monkeypatch):
     """Records of a run before this one, and a list of what each process of this run records and how it ends."""

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from tools.numerics import report
 from tools.numerics.document import filled, named
 from tools.numerics.figures import draw_all
 from tools.numerics.measurements import measure
@@ -63,6 +64,19 @@ def test_measurement_fills_page_and_figures(page, tiny, tmp_path):
     assert filled(page, tiny, "file.json").count("\n| ") > 30
     drawn = draw_all(tiny, tmp_path)
     assert sorted(drawn) == sorted(file.name for file in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", [None, "no JSON", "{}", "[]"])
+def test_a_file_without_results_is_refused_in_one_line(content, tmp_path, monkeypatch, capsys):
+    """So is one outside the repository, to which the page could not link."""
+    file = tmp_path / "results.json"
+    if content is not None:
+        file.write_text(content)
+    monkeypatch.setattr(report, "ROOT", tmp_path if content != "{}" else tmp_path / "elsewhere")
+    monkeypatch.setattr("sys.argv", ["report", "--from", str(file)])
+    with pytest.raises(SystemExit):
+        report.main()
+    assert f"error: {file} has no results for numerics.md: " in capsys.readouterr().err
 
 
 def test_results_have_the_coefficients_of_the_presets(kernel, results):

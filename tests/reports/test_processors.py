@@ -34,6 +34,11 @@ def test_the_results_of_a_build_have_its_commit(tmp_path):
         compare.sources(built)
 
 
+def test_a_variant_without_a_library_has_no_compiler(tmp_path):
+    with pytest.raises(BuildError, match=r"need a compiled variant, and .*torch-cpu has 0 libraries"):
+        compare.compiler(write_variant(tmp_path / "torch-cpu", "torch-cpu", 2))
+
+
 def of(commit: str) -> dict:
     return {"kernel": {"commit": commit, "dirty": True}}
 

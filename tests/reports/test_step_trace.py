@@ -125,3 +125,9 @@ def test_builds_are_called_by_their_commits(variant):
         f"{commit} (2)": variant.resolve(),
         f"{commit} (3)": variant.resolve(),
     }
+
+
+def test_a_folder_without_a_build_is_told(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        step.main(["--variant", str(tmp_path)])
+    assert f"in {tmp_path}, which has no variant" in capsys.readouterr().err

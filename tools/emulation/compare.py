@@ -97,9 +97,11 @@ def sources(variants: Iterable[Path]) -> dict:
 
 
 def compiler(variant: Path) -> str:
-    """Return the compiler of a variant's library, as it has written it there."""
-    (library,) = variant.glob("*.so")
-    written = run(["readelf", "--string-dump=.comment", library])
+    """Return the compiler of a variant's library, as it has written it there; `BuildError` if it has no library."""
+    libraries = list(variant.glob("*.so"))
+    if len(libraries) != 1:
+        raise BuildError(f"need a compiled variant, and {variant} has {len(libraries)} libraries")
+    written = run(["readelf", "--string-dump=.comment", *libraries])
     return ", ".join(re.findall(r"\]\s+(.+)", written))
 
 

@@ -57,8 +57,8 @@ def run_stages(arguments: Sequence[str] | None = None) -> int:
     places = places_for(given, on_gpu)
     if not on_gpu:
         print("gpu-lab: there is no GPU here; this is a dry run of the whole flow on the CPU, which proves nothing")
-    places.out.mkdir(parents=True, exist_ok=True)
     try:
+        places.out.mkdir(parents=True, exist_ok=True)
         variants = prepare(given.build, places.work, "cuda" if on_gpu else "cpu")
     except (BuildError, OSError) as error:
         print(f"gpu-lab: {error}", file=sys.stderr)

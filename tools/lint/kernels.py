@@ -151,6 +151,8 @@ def main() -> int:
     one.add_argument("--all-triton", action="store_true", help=f"under triton {', '.join(VERSIONS)}, one by one")
     parser.add_argument("--package", type=Path, default=PACKAGE, help="folder with kernels/; default: %(default)s")
     arguments = parser.parse_args()
+    if not (arguments.package / "kernels").is_dir():
+        parser.error(f"{arguments.package} has no folder kernels")
     if arguments.all_triton:
         passed = ["--package", arguments.package.resolve(), *(["--fast"] if arguments.fast else [])]
         # A list, so that all of them run; any(), because a killed process has a negative status.

@@ -33,10 +33,14 @@ def main() -> int:
     parser.add_argument("--from", dest="file", type=Path, help="make page and figures of this file, measure nothing")
     arguments = parser.parse_args()
     file = arguments.file.resolve() if arguments.file else measured(arguments.build)
-    results = json.loads(file.read_text())
-    PAGE.write_text(filled(PAGE.read_text(), results, f"../{file.relative_to(ROOT)}"))
+    try:
+        results, place = json.loads(file.read_text()), file.relative_to(ROOT)
+        page = filled(PAGE.read_text(), results, f"../{place}")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        parser.error(f"{file} has no results for {PAGE.name}: {error!r}")
+    PAGE.write_text(page)
     drawn = draw_all(results, FIGURES)
-    print(f"{PAGE.relative_to(ROOT)} and {', '.join(drawn)} from {file.relative_to(ROOT)}")
+    print(f"{PAGE.relative_to(ROOT)} and {', '.join(drawn)} from {place}")
     return 0
 
 

@@ -78,9 +78,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--walk", action="store_true", help="list the stays as well")
     parser.add_argument("--write", action="store_true", help="renew the results and the table of docs/")
     options = parser.parse_args(arguments)
+    try:
+        variants = chosen_variants(options.variant)
+    except FileNotFoundError as error:
+        parser.error(str(error))
     console = Console(width=None if Console().is_terminal else 120)
     rows = []
-    for label, folder in chosen_variants(options.variant).items():
+    for label, folder in variants.items():
         for ranks in dict.fromkeys((1, options.ranks)):
             trace = trace_variant(folder, ranks)
             rows.append(cells(label, ranks, trace))
