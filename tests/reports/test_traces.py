@@ -14,6 +14,7 @@ from tools.scale import calibrate, overlap
 NAMELESS = {"traceEvents": [{"ph": "X", "cat": "cpu_op", "ts": 0, "dur": 1}, {"ph": "X", "name": "cut off"}]}
 FOREIGN = {
     "a list": (b"[1]", "is no trace"),
+    "a log": (b'{"step": 1}\n', "is no trace"),
     "bytes": (b"\xff\xfe\x00", "is no trace"),
     "events of another kind": (b'{"traceEvents": [1]}', "is no trace"),
     "events without a name": (json.dumps(NAMELESS).encode(), "has no operator|has no step of Muon|has 0 steps of Muon"),

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from .checkpoint import Entry
-from .theme import BRANCHES, NAMES, Drawing, settings
+from .theme import BRANCHES, Drawing, named, settings
 
 Box = tuple[float, float, float, float]  # x, y, width, height
 
@@ -53,7 +53,7 @@ def routing(entries: Sequence[Entry]) -> Drawing:
             for entry, box in zip(members, boxes):
                 _area(axes, entry, box, theme)
             if members:
-                text = f"{NAMES[members[0].branch]}: {width:.0%} of {total:,} elements"
+                text = f"{named(members[0].branch)}: {width:.0%} of {total:,} elements"
                 side = {"x": left * 7.6, "ha": "left"} if branch == "muon" else {"x": 7.6, "ha": "right"}
                 axes.text(y=3.88, s=text, color=BRANCHES[theme][branch], va="bottom", **side)
             left += width
@@ -102,7 +102,7 @@ def memory(entries: Sequence[Entry]) -> Drawing:
         for row, ((branch, _), count) in enumerate(found.items()):
             axes.barh(row, count / 2**20, 0.7, color=BRANCHES[theme]["muon" if branch == "muon" else "fallback"])
             axes.annotate(_bytes(count), (count / 2**20, row), (4, 0), textcoords="offset points", va="center")
-        axes.set_yticks(range(len(found)), [f"{NAMES[branch]}: {key}" for branch, key in found])
+        axes.set_yticks(range(len(found)), [f"{named(branch)}: {key}" for branch, key in found])
         axes.invert_yaxis()
         axes.margins(x=0.1)
         axes.set_xlabel(f"MiB of state; {_bytes(sum(found.values()))} in all")

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 MOMENTUM = "momentum_buffer"
+# What every group of Muon's state has; other optimizers that call it muon have no fallback.
+KEYS = {"use_muon", "fallback", "params", "param_names"}
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def _optimizer_of(content: Any) -> dict[str, Any] | None:
         return None
     groups = content.get("param_groups")
     if "state" in content and isinstance(groups, list):
-        return content if all("use_muon" in group and "param_names" in group for group in groups) else None
+        return content if all(isinstance(group, dict) and group.keys() >= KEYS for group in groups) else None
     return next(filter(None, map(_optimizer_of, content.values())), None)
 
 

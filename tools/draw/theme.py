@@ -32,6 +32,11 @@ def settings(theme: str) -> dict[str, object]:
     return {**STYLE, **colours, **pages, "axes.edgecolor": edge, "savefig.dpi": 150, "svg.hashsalt": "draw"}
 
 
+def named(branch: str) -> str:
+    """Return what a branch is called in pictures; one that is not known here by its own name."""
+    return NAMES.get(branch, branch)
+
+
 def grey(theme: str) -> str:
     """Return the colour of what is only for comparison."""
     return _PAGES[theme][2]
