@@ -85,6 +85,13 @@ def test_a_variant_beside_build_is_named(pins, tmp_path, fetched):
         prefetch.prefetch(pins, NAMES, output, CONSOLE)
 
 
+def test_a_folder_that_lacks_a_variant_is_told_not_to_grow(pins, tmp_path, fetched):
+    output = fill(tmp_path / "models", pins)
+    with pytest.raises(PrefetchError, match="exists without torch-cuda, and cannot be extended: delete it and fetch"):
+        prefetch.prefetch(pins, (*NAMES, "torch-cuda"), output, CONSOLE)
+    assert fetched == []
+
+
 @pytest.mark.parametrize("name", ["models", "models.tar.gz"])
 def test_a_link_to_nothing_is_refused_before_anything_is_fetched(pins, tmp_path, fetched, name):
     (tmp_path / name).symlink_to("absent")

@@ -43,6 +43,10 @@ def is_there(pins: Pins, names: Sequence[str], output: Path) -> bool:
     snapshot = output / snapshot_of(pins)
     if not snapshot.exists():
         return False
+    lacking = [name for name in names if not (snapshot / "build" / name).exists()]
+    if lacking:
+        told = f"{snapshot} exists without {', '.join(lacking)}, and cannot be extended"
+        raise PrefetchError(f"{told}: delete it and fetch all that you need, or choose another output")
     # The loader prefers a variant that lies there to those in build.
     found = [f"{path.name} lies beside build" for path in sorted(snapshot.iterdir()) if path.name != "build"]
     found += [fault for name in names for fault in faults(snapshot / "build" / name, pins.variants)]
