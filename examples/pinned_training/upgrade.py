@@ -13,6 +13,8 @@ import argparse
 import json
 import re
 import sys
+import tempfile
+from pathlib import Path
 
 import httpx2
 from huggingface_hub import HfApi
@@ -56,14 +58,22 @@ def upgrade(revision: str | None) -> None:
     pins = {variant.name: pin_of(variant) for variant in variants}
     for variant in variants:
         verify(variant, pins)
-        if (found := json.loads((variant / "metadata.json").read_text())["version"]) != version:
+        if (found := json.loads((variant / "metadata.json").read_text()).get("version")) != version:
             raise VerificationError(f"{revision} is of version {found}, and {LOCK.name} asks for {version}")
     lock = [{"dependency": {"repo-id": repo_id, "version": version}, "lock": {"commit": revision}}]
-    LOCK.write_text(json.dumps(lock, indent=2) + "\n")
-    PINS.write_text(json.dumps({"repo-id": repo_id, "revision": revision, "variants": pins}, indent=2) + "\n")
+    write(lock, {"repo-id": repo_id, "revision": revision, "variants": pins})
     print(f"{LOCK.name} and {PINS.name} pin {repo_id} {revision}:")
     print(*(f"  {name}  {pin}" for name, pin in pins.items()), sep="\n")
     print("Compare these pins with the publisher's before you commit them.")
+
+
+def write(lock: list, pins: dict) -> None:
+    """Write both files; neither is touched before there is room for both."""
+    with tempfile.TemporaryDirectory(prefix=".", dir=LOCK.parent) as staging:
+        for file, content in ((LOCK, lock), (PINS, pins)):
+            Path(staging, file.name).write_text(json.dumps(content, indent=2) + "\n")
+        for file in (LOCK, PINS):
+            Path(staging, file.name).replace(file)
 
 
 if __name__ == "__main__":

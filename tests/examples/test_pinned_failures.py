@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.support.pinned_kernels import write_tiny
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/pinned_training"
 MODULES = "kernel", "train", "upgrade", "verify"
 
@@ -65,6 +67,36 @@ def test_a_revision_without_variants_is_not_pinned(example, tmp_path, monkeypatc
     with pytest.raises(example["verify"].VerificationError, match="no variants"):
         example["upgrade"].upgrade("a" * 40)
     assert example["kernel"].PINS.read_text() == before and json.loads(before)["variants"] == {}
+
+
+@pytest.mark.parametrize("version", [{"version": 1}, {}], ids=str)
+def test_a_revision_of_another_version_or_of_none_is_not_pinned(example, tmp_path, monkeypatch, version):
+    metadata = write_tiny(tmp_path, {"torch-cpu": 2}) / "torch-cpu/metadata.json"
+    content = json.loads(metadata.read_text())
+    del content["version"]
+    metadata.write_text(json.dumps(content | version))
+    monkeypatch.setattr(example["upgrade"], "download", lambda *_: tmp_path)
+    said = rf"is of version {version.get('version')}, and kernels\.lock asks for 0"
+    with pytest.raises(example["verify"].VerificationError, match=said):
+        example["upgrade"].upgrade("a" * 40)
+
+
+def test_a_full_disk_leaves_both_files_as_they_were(example, tmp_path, monkeypatch):
+    write_tiny(tmp_path, {"torch-cpu": 2})
+    monkeypatch.setattr(example["upgrade"], "download", lambda *_: tmp_path)
+    files, write_text = (example["kernel"].LOCK, example["kernel"].PINS), Path.write_text
+
+    def full(path: Path, content: str) -> int:
+        if path.name == files[1].name:
+            raise OSError(28, "No space left on device")
+        return write_text(path, content)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    before = [file.read_text() for file in files]
+    with pytest.raises(OSError, match="No space left"):
+        example["upgrade"].upgrade("a" * 40)
+    assert [file.read_text() for file in files] == before
+    assert {path.name for path in tmp_path.iterdir()} == {"build", *(file.name for file in files)}
 
 
 def test_what_the_client_refuses_is_told_without_a_traceback(example, monkeypatch, capsys):
