@@ -99,6 +99,7 @@ def test_a_release_begins_to_count_anew():
         LOG.format(""),
         LOG.format("### Added\n\n- `route`\n"),
         log.replace("## [1.1]", "### Added\n\n## [1.1]"),
+        log.replace("## [1.1]", "- `tune`\n\n## [1.1]"),
     ):
         with pytest.raises(ValueError, match="needs a section of this release"):
             api.release(later, refused, 1)
