@@ -31,9 +31,7 @@ class Facts(NamedTuple):
     loop: Optional[Loop] = None  # the main loop; None without matrix instructions in a loop
     store_bits: Optional[int] = None  # width of a thread's narrowest store to global memory
 
-    def count(self, pattern: str) -> int:
-        """Return how many instructions in the code match `pattern` at their beginning."""
-        return sum(number for opcode, number in self.opcodes.items() if re.match(pattern, opcode))
+    count = Loop.count
 
 
 def read_facts(compiled: Any) -> Facts:

@@ -50,9 +50,7 @@ class Code(NamedTuple):
     loop: Optional[Loop]
     arrival: tuple[str, ...]
 
-    def count(self, pattern: str) -> int:
-        """Return how many instructions match `pattern` at their beginning."""
-        return sum(number for opcode, number in self.opcodes.items() if re.match(pattern, opcode))
+    count = Loop.count
 
     @property
     def issue_share(self) -> float:

@@ -40,7 +40,7 @@ class Loop(NamedTuple):
     from_registers: int = 0
 
     def count(self, pattern: str) -> int:
-        """Return how many instructions match `pattern` at their beginning."""
+        """Return how many of `opcodes` match `pattern` at their beginning."""
         return sum(number for opcode, number in self.opcodes.items() if re.match(pattern, opcode))
 
     @property
