@@ -13,7 +13,7 @@ import tomllib
 from tools.build.card import fill_card
 from tools.build.commands import BuildError
 from tools.build.noarch_tree import commit_made_of
-from tools.build.released import RELEASED
+from tools.build.released import COMPILED, RELEASED
 from tools.build.variant_metadata import commit_of, read_metadata
 from tools.pins.verify import METADATA, SIGNATURE, VerificationError, backend_of, pin_of, verify
 
@@ -148,8 +148,7 @@ def library_faults(variant: Path, ops: str) -> Iterator[str]:
 
 
 def is_compiled(variant: Path) -> bool:
-    """Whether a variant has a library, by its name: such a name ends in a machine."""
-    return variant.name.count("-") > 1
+    return variant.name in COMPILED
 
 
 def leading(variants: tuple[Path, ...]) -> Path:
