@@ -39,7 +39,17 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
     given = parser.parse_args()
     if given.resume and given.checkpoint is None:
         parser.error("--resume needs --checkpoint")
+    if given.stop_after is not None and not 0 < given.stop_after <= given.steps:
+        parser.error(f"--stop-after must be one of the --steps, 1 to {given.steps}, got {given.stop_after}")
     return given
+
+
+def steps_after(first: int, given: argparse.Namespace) -> range:
+    """Return the steps to take after the `first` ones; SystemExit if the run ends before its checkpoint."""
+    last = given.stop_after or given.steps
+    if first > last:
+        raise SystemExit(f"{given.checkpoint} is of step {first}, and this run ends at step {last}")
+    return range(first, last)
 
 
 def load_kernel(build: Path) -> ModuleType:

@@ -30,7 +30,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from .character_model.corpus import Corpus, read_corpus, standard_library
 from .character_model.model import CONTEXT, CharacterModel, loss_of
-from .launch import leave, load_kernel, parsed, parser_of, processes, progress, rank, set_learning_rate
+from .launch import leave, load_kernel, parsed, parser_of, processes, progress, rank, set_learning_rate, steps_after
 
 LAYOUTS = ("single", "fsdp", "hsdp", "tp")
 BATCH = 16  # windows, of all processes together
@@ -57,21 +57,20 @@ def run(given: argparse.Namespace, kernel: ModuleType) -> None:
     data_mesh = shard(model, given.layout)
     # Small chunks, so that even a model this small has several, and one is exchanged while another is worked on.
     optimizer = kernel.Muon(model.named_parameters(), lr=LR, exchange=kernel.ExchangeOptions(chunk_bytes=2**15))
-    first = load(model, optimizer, given.checkpoint) if given.resume else 0
-    last = given.stop_after or given.steps
+    steps = steps_after(load(model, optimizer, given.checkpoint) if given.resume else 0, given)
     losses = []
-    with progress(last - first, given.layout) as advance, traced(given.trace):
-        for step in range(first, last):
+    with progress(len(steps), given.layout) as advance, traced(given.trace):
+        for step in steps:
             set_learning_rate(optimizer, LR, step, given.steps)
             losses.append(train_step(model, optimizer, batch_of(corpus, step), data_mesh))
             advance(losses[-1])
     held_out = mean_over(data_mesh, loss_on(model, corpus.validation_windows(HELD_OUT, CONTEXT + 1), data_mesh))
     if given.checkpoint is not None:
-        save(model, optimizer, last, given.checkpoint)
+        save(model, optimizer, steps.stop, given.checkpoint)
     if rank() == 0:
-        print(f"{given.layout}: steps {first} to {last}, validation loss {held_out:.4f} nats per character")
+        print(f"{given.layout}: steps {steps.start} to {steps.stop}, validation loss {held_out:.4f} nats per character")
         if given.result is not None:
-            content = {"layout": given.layout, "first": first, "train": losses, "validation": held_out}
+            content = {"layout": given.layout, "first": steps.start, "train": losses, "validation": held_out}
             given.result.write_text(json.dumps(content) + "\n")
 
 

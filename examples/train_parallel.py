@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .character_model.corpus import read_corpus, standard_library
-from .launch import leave, load_kernel, parsed, parser_of, processes, progress, rank, set_learning_rate
+from .launch import leave, load_kernel, parsed, parser_of, processes, progress, rank, set_learning_rate, steps_after
 from .parallel_model.checkpoint import load, save
 from .parallel_model.model import CONTEXT, loss_of, whole_model
 from .parallel_model.sharding import MESH, backward_through, make_mesh, schedule_of, shard_stage_
@@ -42,11 +42,10 @@ def run(given: argparse.Namespace, kernel: ModuleType) -> None:
     model = whole_model(corpus.symbols)
     backward = prepare_(model, given.layout)
     optimizer = optimizer_of(kernel, model)
-    first = load(model, optimizer, given.checkpoint) if given.resume else 0
-    last = given.stop_after or given.steps
+    steps = steps_after(load(model, optimizer, given.checkpoint) if given.resume else 0, given)
     losses = []
-    with progress(last - first, given.layout) as advance:
-        for step in range(first, last):
+    with progress(len(steps), given.layout) as advance:
+        for step in steps:
             set_learning_rate(optimizer, LR, step, given.steps)
             # Windows depend on the step only, so a resumed run sees the same ones.
             losses.append(backward(corpus.batch(BATCH, CONTEXT + 1, torch.Generator().manual_seed(step))))
@@ -54,12 +53,12 @@ def run(given: argparse.Namespace, kernel: ModuleType) -> None:
             optimizer.zero_grad()
             advance(losses[-1])
     if given.checkpoint is not None:
-        save(model, optimizer, last, given.checkpoint)
+        save(model, optimizer, steps.stop, given.checkpoint)
     if rank() == 0:
         reached = f", loss {losses[-1]:.4f} nats per character" if losses else ""
-        print(f"{given.layout}: steps {first} to {last}{reached}")
+        print(f"{given.layout}: steps {steps.start} to {steps.stop}{reached}")
         if given.result is not None:
-            content = {"layout": given.layout, "first": first, "train": losses}
+            content = {"layout": given.layout, "first": steps.start, "train": losses}
             given.result.write_text(json.dumps(content) + "\n")
 
 

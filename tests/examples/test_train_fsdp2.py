@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from examples.character_model.model import CharacterModel
+from examples.launch import parsed, parser_of, steps_after
 from tools.scale import calibrate, overlap
 from tools.scale.traces import read_trace
 
@@ -47,6 +48,27 @@ def test_changing_layout_ends_at_the_loss_of_one_process(kernel, alone, tmp_path
     assert ended["first"] == STEPS // 2
     assert begun["train"] + ended["train"] == pytest.approx(alone["train"], rel=TOLERANCE)
     assert ended["validation"] == pytest.approx(alone["validation"], rel=TOLERANCE)
+
+
+def asked(monkeypatch, *options: str):
+    monkeypatch.setattr(sys, "argv", ["train", "--steps", "40", *options])
+    return parsed(parser_of("", ("single",), "single"))
+
+
+def test_a_run_does_not_end_before_its_checkpoint(monkeypatch):
+    """It would be saved as fewer steps than it has taken, and the next run would take some of them twice."""
+    given = asked(monkeypatch, "--stop-after", "20", "--checkpoint", "folder", "--resume")
+    assert steps_after(0, given) == range(20) and not steps_after(20, given)
+    with pytest.raises(SystemExit, match="folder is of step 40, and this run ends at step 20"):
+        steps_after(40, given)
+
+
+@pytest.mark.parametrize("last", ["0", "-1", "41"])
+def test_a_run_stops_after_one_of_its_steps(monkeypatch, capsys, last):
+    """The schedule has no learning rates beyond its last step: they would be negative."""
+    with pytest.raises(SystemExit):
+        asked(monkeypatch, "--stop-after", last)
+    assert f"--stop-after must be one of the --steps, 1 to 40, got {last}" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
