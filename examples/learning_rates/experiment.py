@@ -2,7 +2,8 @@
 
 python -m examples.learning_rates.experiment [--output FILE] [--quick]
 
-The environment names the Hub. A second run goes on where the first one ended.
+The environment names the Hub. A second run goes on where the first one ended. What --quick finds is written only where
+--output says.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from time import perf_counter
 import torch
 from rich.console import Console
 
-from benchmarks.result_file import ResultFile, default_path, facts
+from benchmarks.result_file import ResultFile, facts
 
 from ..character_model.experiment import REPO_ID, VERSION
+from ..recipes.experiment import last_words, output_of
 from ..recipes.trials import corpus, load
 from .plan import FULL, MODELS, QUICK, Measure, Size, Training, candidates, finals, longest
 from .problems import loss_after
@@ -26,15 +28,14 @@ from .problems import loss_after
 
 def parsed_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    named = default_path("learning-rates", torch.device("cpu"))
-    parser.add_argument("--output", type=Path, default=named.parent / "training" / named.name)
+    parser.add_argument("--output", type=Path, help="results file; by default in benchmarks/results/training")
     parser.add_argument("--quick", action="store_true", help="a few steps, to see that it runs; proves nothing")
     return parser.parse_args()
 
 
 def main() -> int:
     arguments = parsed_arguments()
-    size = QUICK if arguments.quick else FULL
+    output, size = output_of(arguments, "learning-rates"), QUICK if arguments.quick else FULL
     torch.set_num_threads(1)
     kernel = load(REPO_ID, VERSION)
     settings = {
@@ -42,7 +43,7 @@ def main() -> int:
         "grids": {name: asdict(grid) for name, grid in MODELS.items()},
         "corpus": corpus().sha256,
     }
-    file, console = ResultFile(arguments.output, facts(kernel, torch.device("cpu"), settings), []), Console()
+    file, console = ResultFile(output, facts(kernel, torch.device("cpu"), settings), []), Console()
 
     def measure(training: Training) -> float:
         if training.key not in file.rows:
@@ -57,7 +58,7 @@ def main() -> int:
         return file.rows[training.key]["loss"]
 
     run_all(size, measure)
-    console.print(f"In {arguments.output}; python -m tools.pages.learning_rates makes docs/learning_rates.md of it.")
+    console.print(last_words(arguments, output, "learning_rates"))
     return 0
 
 

@@ -3,7 +3,7 @@
 python -m examples.recipes.experiment [--output FILE] [--peers DIR] [--quick]
 
 The environment names the Hub. A second run goes on where the first one ended. A recipe whose package is missing is
-marked so.
+marked so. What --quick finds is written only where --output says.
 """
 
 from __future__ import annotations
@@ -32,21 +32,33 @@ PROCESSES = 2
 
 def parsed_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    named = default_path("recipes", torch.device("cpu"))
-    parser.add_argument("--output", type=Path, default=named.parent / "training" / named.name)
+    parser.add_argument("--output", type=Path, help="results file; by default in benchmarks/results/training")
     parser.add_argument("--peers", type=Path, help="a folder with timm in it (requirements/benchmark.txt)")
     parser.add_argument("--quick", action="store_true", help="a few steps, to see that it runs; proves nothing")
     return parser.parse_args()
 
 
+def output_of(arguments: argparse.Namespace, topic: str) -> Path | None:
+    """Return where results go: with --quick nowhere unless it is said, since a page is made of the newest results."""
+    named = default_path(topic, torch.device("cpu"))
+    return arguments.output or (None if arguments.quick else named.parent / "training" / named.name)
+
+
+def last_words(arguments: argparse.Namespace, path: Path | None, page: str) -> str:
+    """Return what a run says at its end."""
+    if arguments.quick:
+        return f"This was --quick: it judges nothing{f', and is in {path}' if path else ''}."
+    return f"In {path}; python -m tools.pages.{page} makes docs/{page}.md of the newest results."
+
+
 def main() -> int:
     arguments = parsed_arguments()
-    size = QUICK if arguments.quick else FULL
+    output, size = output_of(arguments, "recipes"), QUICK if arguments.quick else FULL
     settings = {**asdict(size), "corpus": corpus().sha256}
     here = facts(load(REPO_ID, VERSION), torch.device("cpu"), settings)
     # Of each row, since a recipe that is added later does not change what the others reach.
     build = {key: here.pop(key) for key in ("commit", "dirty", "files")}
-    file = ResultFile(arguments.output, {**here, "threads": 1}, [])
+    file = ResultFile(output, {**here, "threads": 1}, [])
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     console, spawn = Console(), multiprocessing.get_context("spawn")
     with (
@@ -65,7 +77,7 @@ def main() -> int:
         run_jobs([first], size, file, pool, ended)
         # What is no matrix has, in all recipes, the rate at which AdamW alone is best.
         run_jobs(jobs(file.rows[first.key]["lr"]), size, file, pool, ended)
-    console.print(f"In {arguments.output}; python -m tools.pages.recipes makes docs/recipes.md of it.")
+    console.print(last_words(arguments, output, "recipes"))
     return 0
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from argparse import Namespace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from benchmarks.peers import MissingError
 from examples.character_model.model import WIDTH, CharacterModel, loss_of
 from examples.recipes import trials
 from examples.recipes.contenders import CONTENDERS, PARAMETRIZATIONS
+from examples.recipes.experiment import last_words, output_of
 from examples.recipes.trials import QUICK, Job, of_recipe, of_width, tuned
 from tools.pages import recipes
 
@@ -69,6 +72,16 @@ class Trained:
     """What a run returns, as far as trials read it."""
 
     validation = (1.0,)
+
+
+@pytest.mark.parametrize("topic", ["recipes", "learning-rates"])
+def test_a_quick_run_leaves_the_results_of_the_pages_alone(topic):
+    """A page is made of the newest file, and another run of that day would not go on with a quick one's."""
+    path = output_of(Namespace(output=None, quick=False), topic)
+    assert path.parent == recipes.RESULTS and path.name.startswith(f"{topic}-cpu-")
+    quick, given = Namespace(output=None, quick=True), Path("of a quick run.json")
+    assert output_of(quick, topic) is None and output_of(Namespace(output=given, quick=True), topic) == given
+    assert last_words(quick, None, "recipes") == "This was --quick: it judges nothing."
 
 
 def test_rows_of_the_results_can_be_compared():
