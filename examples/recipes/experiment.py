@@ -91,8 +91,11 @@ def jobs(adamw_lr: float) -> list[Job]:
 def run_jobs(
     some: Sequence[Job], size: Size, file: ResultFile, pool: Executor, ended: Callable[[Job, dict | None], object]
 ) -> None:
-    """Run those jobs that `file` does not have; `ended` is called with what each measured, None for those it has."""
-    started = {}
+    """Run those jobs that `file` does not have; `ended` is called with what each measured, None for those it has.
+
+    If some fail, the others end first. Then RuntimeError names those that have failed; another run tries them again.
+    """
+    started, failed = {}, {}
     for job in some:
         if job.key in file.rows:
             ended(job, None)
@@ -103,7 +106,13 @@ def run_jobs(
             row = future.result()
         except MissingError as missing:
             row = {"status": str(missing)}
+        except Exception as error:
+            failed[started[future].key] = error
+            continue
         ended(started[future], row)
+    if failed:
+        problems = "; ".join(f"{key}: {type(error).__name__}: {error}" for key, error in failed.items())
+        raise RuntimeError(f"not measured: {problems}") from next(iter(failed.values()))
 
 
 if __name__ == "__main__":

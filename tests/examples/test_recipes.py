@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.peers import MissingError
+from benchmarks.result_file import ResultFile
 from examples.character_model.model import WIDTH, CharacterModel, loss_of
-from examples.recipes import trials
+from examples.recipes import experiment, trials
 from examples.recipes.contenders import CONTENDERS, PARAMETRIZATIONS
 from examples.recipes.experiment import last_words, output_of
 from examples.recipes.trials import QUICK, Job, of_recipe, of_width, tuned
@@ -82,6 +84,19 @@ def test_a_quick_run_leaves_the_results_of_the_pages_alone(topic):
     quick, given = Namespace(output=None, quick=True), Path("of a quick run.json")
     assert output_of(quick, topic) is None and output_of(Namespace(output=given, quick=True), topic) == given
     assert last_words(quick, None, "recipes") == "This was --quick: it judges nothing."
+
+
+def test_what_others_have_measured_stays_where_one_fails(monkeypatch):
+    def work(job: Job, *_: object) -> dict:
+        if job.name == "Muon+":
+            raise OSError("the disk is full")
+        return {"lr": job.adamw_lr}
+
+    monkeypatch.setattr(experiment, "work", work)
+    rows, some = {}, [Job(name, 1e-2) for name in ("Muon", "Muon+", "NorMuon")]
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match=r"Muon\+: OSError: the disk is full$"):
+        experiment.run_jobs(some, QUICK, ResultFile(None, {}, []), pool, lambda job, row: rows.update({job.name: row}))
+    assert sorted(rows) == ["Muon", "NorMuon"]
 
 
 def test_rows_of_the_results_can_be_compared():
