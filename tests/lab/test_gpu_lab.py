@@ -17,7 +17,7 @@ from benchmarks.result_file import facts
 from benchmarks.sweep_bookkeeping import Result
 from tests.support.graphs_of_updates import counted_graphs
 from tools.lab import measure, step_ways, tune, variant
-from tools.lab.configs import read_entries, write_entry
+from tools.lab.configs import read_entries, withdraw, write_entry
 from tools.lab.items import STAGES, CutError, FailedError
 from tools.lab.records import FILE, Record, Records, append, read
 
@@ -119,6 +119,26 @@ def test_entry_replaces_only_that_of_its_size(tmp_path):
     assert [e["gain"] for e in read_entries(tmp_path, "Some GPU", "symmetric_gemm", "float16")] == [1.1, 1.2]
     content = json.loads((tmp_path / "Some_GPU.json").read_text())
     assert content["date"] == "later" and content["target"] == "sm_90" and content["other"]["float16"]
+
+
+def test_a_kill_leaves_the_entries_of_before(tmp_path, monkeypatch):
+    """Half a file would be read at the start of every later process of the package."""
+    header, write = {"device": "Some GPU"}, Path.write_text
+    write_entry([tmp_path], header, "symmetric_gemm", "float16", {"m": 128, "k": 256})
+
+    def die(file: Path, text: str) -> None:
+        write(file, text[: len(text) // 2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", die)
+    for change in (
+        lambda: write_entry([tmp_path], header, "symmetric_gemm", "float16", {"m": 256, "k": 256}),
+        lambda: withdraw([tmp_path], "Some GPU", ("symmetric_gemm", "float16"), lambda entry: True),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            change()
+        assert read_entries(tmp_path, "Some GPU", "symmetric_gemm", "float16") == [{"m": 128, "k": 256}]
+        assert list(tmp_path.glob("*.json")) == [tmp_path / "Some_GPU.json"]  # of which the package reads all
 
 
 def test_sweeps_leave_time_to_those_after_them():

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tools.lab.records import write_whole
+
 
 def file_of(folder: Path, device_name: str) -> Path:
     """Return where a device's configurations are."""
@@ -31,7 +33,7 @@ def write_entry(folders: Sequence[Path], header: dict, kernel: str, dtype: str, 
         entries = sorted([*others, entry], key=lambda e: (e["m"], e["k"]))
         content = {**content, **header, kernel: {**table, dtype: entries}}
         folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(content, indent=1) + "\n")
+        write_whole(file, json.dumps(content, indent=1) + "\n")
 
 
 def withdraw(folders: Sequence[Path], device_name: str, of: tuple[str, str], is_wrong: Callable[[dict], bool]) -> None:
@@ -43,4 +45,4 @@ def withdraw(folders: Sequence[Path], device_name: str, of: tuple[str, str], is_
             file = file_of(folder, device_name)
             content = json.loads(file.read_text())
             content[kernel][dtype] = [entry for entry in entries if not is_wrong(entry)]
-            file.write_text(json.dumps(content, indent=1) + "\n")
+            write_whole(file, json.dumps(content, indent=1) + "\n")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from benchmarks.result_file import UNMEASURED, facts, has_error
 from tools.lab.items import CutError, FailedError, Item, Lab, require_triton
-from tools.lab.records import FILE, read
+from tools.lab.records import FILE, read, write_whole
 from tools.lab.step_ways import compare_ways
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -98,12 +98,10 @@ def measure(lab: Lab, sweep: Sweep) -> dict:
     seconds = seconds_for(sweep, lab.until - time.monotonic())
     if seconds <= 0:
         raise CutError("there was no time left for it", earlier)
-    file.unlink(missing_ok=True)
-    if earlier is not None:
-        content = json.dumps({name: value for name, value in earlier.items() if name != "ended"})
-        unfinished = file.with_suffix(".unfinished")  # as this process may be killed while it writes
-        unfinished.write_text(content)
-        unfinished.replace(file)
+    if earlier is None:
+        file.unlink(missing_ok=True)
+    else:
+        write_whole(file, json.dumps({name: value for name, value in earlier.items() if name != "ended"}))
     command = [sys.executable, "-m", f"benchmarks.{sweep.program}", "--build", lab.variants]
     command += ["--tiny"] if lab.tiny else sweep.options
     command += ["--output", file, "--minutes", str(TOLD * seconds / 60)]

@@ -23,7 +23,7 @@ from xdist.workermanage import WorkerController
 
 from tests.support.report_log import read_log, uncollected
 from tools.lab.items import loses_gpu
-from tools.lab.records import INTERRUPTED, Record, Records, append
+from tools.lab.records import INTERRUPTED, Record, Records, append, write_whole
 from tools.lab.runner import Stage, last_line, run
 
 # The most seconds of a test, and its largest share of the stage's time, so that one that hangs leaves time to others.
@@ -150,13 +150,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
 
 def noted(name: str) -> Path:
     return Path(os.environ[FOLDER]) / name
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Write a file that appears all at once, as the process may be killed at any time."""
-    unfinished = file.with_suffix(f".{os.getpid()}")
-    unfinished.write_text(text)
-    unfinished.replace(file)
 
 
 @pytest.hookimpl(wrapper=True)

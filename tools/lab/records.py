@@ -50,10 +50,8 @@ class Records:
         if not self.file.exists() and own.exists():
             own.replace(self.file)
         kept = (read(self.file) or (identity, []))[1]
-        # Rewritten completely, because a killed run may have left half a line; aside, as this one may be killed, too.
-        unfinished = self.file.with_suffix(".unfinished")
-        unfinished.write_text("".join(f"{json.dumps(line)}\n" for line in [identity, *map(asdict, kept)]))
-        unfinished.replace(self.file)
+        # Rewritten completely, because a killed run may have left half a line.
+        write_whole(self.file, "".join(f"{json.dumps(line)}\n" for line in [identity, *map(asdict, kept)]))
 
     @property
     def all(self) -> list[Record]:
@@ -87,6 +85,13 @@ def aside(folder: Path, identity: dict) -> Path:
     """Return the file for records of an identity while the folder's records are of another."""
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return folder / f"records.{digest[:12]}.jsonl"
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file that appears all at once, as the process may be killed at any time."""
+    unfinished = file.with_suffix(".unfinished")
+    unfinished.write_text(text)
+    unfinished.replace(file)
 
 
 def append(file: Path, record: Record) -> None:
