@@ -55,7 +55,7 @@ from benchmarks.step_rivals import (
 from benchmarks.sweep_options import chosen, chosen_contestants, make_parser, prepare, run_cases, sizes
 from benchmarks.terminal import print_results
 from benchmarks.timing import Deadline, quartiles, ratios, run_rounds
-from benchmarks.work import dense_flop, ideal_seconds, least_flop, pass_bytes
+from benchmarks.work import dense_flop, ideal_seconds, least_flop
 
 CPU_MODELS = ("gpt2-124m", "vit-s", "resnet-50")
 GPU_MODELS = (*CPU_MODELS, "llama-1b", "moe-64")
@@ -137,15 +137,12 @@ def _work(parameters: Sequence[Parameter], iterations: dict, bench: Bench, rate:
         for shape, count in counts.items()
     )
     dense = sum(count * dense_flop(*sides[shape], STEPS) for shape, count in counts.items())
-    elements = sum(p.elements for p in parameters if p.matrix)
-    packed = next(iter(iterations.values())).work_dtype.itemsize
     return {
         "parameters": sum(p.elements for p in parameters),
         "matrices": sum(counts.values()),
         "methods": sorted({str(iteration) for iteration in iterations.values()}),
         "flop": flop,
         "dense_flop": dense,
-        "pass_bytes": pass_bytes(elements, 4, packed),
         "dense_rate": rate,
         "ideal_milliseconds": 1e3 * ideal_seconds(flop, rate),
     }

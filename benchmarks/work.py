@@ -56,15 +56,6 @@ def factor_bytes(m: int, n: int, read: int, written: int) -> int:
     return m * n * (read + written)
 
 
-def pass_bytes(elements: int, parameter: int, packed: int) -> int:
-    """Return the bytes that momentum and descent move. Gradient and momentum have `parameter` bytes per element, too.
-
-    Momentum reads itself and the gradient, and writes itself and the packed matrix. Descent reads the parameter and the
-    packed matrix, and writes the parameter.
-    """
-    return elements * (5 * parameter + 2 * packed)
-
-
 def ideal_seconds(flop: float, dense_rate: float) -> float:
     """Return the seconds of `flop` at `dense_rate`, what a large dense product reaches in FLOP a second."""
     return flop / dense_rate
