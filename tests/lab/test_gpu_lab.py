@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from benchmarks import machine
-from benchmarks.result_file import facts
+from benchmarks.result_file import LOST, facts
 from benchmarks.sweep_bookkeeping import Result
 from tests.support.graphs_of_updates import counted_graphs
-from tools.lab import measure, step_ways, tune, variant
+from tools.lab import measure, step_ways, tune, variant, worker
 from tools.lab.configs import read_entries, withdraw, write_entry
 from tools.lab.items import STAGES, CutError, FailedError
 from tools.lab.records import FILE, Record, Records, append, read
@@ -190,6 +190,17 @@ def test_a_killed_sweep_leaves_its_rows_in_its_file(lab, files, kept):
     append(lab.out / FILE, Record("measure", "bookkeeping", "cut", 1.0, value=recorded))
     (lab.out / f"{sweep.program}.json").write_text(json.dumps(left))
     assert measure.earlier_results(lab, sweep) == json.loads(json.dumps(left if kept else recorded))
+
+
+def test_a_failed_sweep_goes_on_with_its_rows(lab):
+    """It measures the others alone, and a peer that has lost the GPU is not launched again."""
+    sweep, rows = measure.SWEEPS[0], [{"case": "a", "status": "measured"}, {"case": "b", "status": "error: lost"}]
+    failed = {"ended": "status 1", **facts(lab.kernel, lab.device, {}), LOST: {"peer": "lost"}, "results": rows}
+    append(lab.out / FILE, Record("measure", "bookkeeping", "failed", 1.0, value=failed))
+    item = measure.item_of(lab, sweep)
+    found = worker.note_waiting("measure", [item], lab.out / FILE)
+    append(lab.out / FILE, Record("measure", item.key, "failed", 0.0, "running", found[item.key]))
+    assert measure.earlier_results(lab, sweep) == failed
 
 
 @pytest.mark.slow

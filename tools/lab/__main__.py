@@ -21,8 +21,8 @@ At its end a run says what is left of the stages that it ran. Its exit status is
     1   if something failed, whether or not something is left;
     2   if nothing failed, but time ended first. Arguments that it does not know give 2, too.
 
-What time was too short for is recorded as `cut`, and the next run goes on with it. A sweep that was cut keeps the rows
-that it has measured, and the next run measures the others.
+What time was too short for is recorded as `cut`, and the next run goes on with it. A sweep that was cut or has failed
+keeps the rows that it has measured, and the next run measures the others.
 
 Between two runs, carry what is listed here, in `lab`; all other files are written again:
 

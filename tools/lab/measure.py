@@ -91,7 +91,7 @@ def ways_of(lab: Lab, model: str) -> Item:
 
 
 def measure(lab: Lab, sweep: Sweep) -> dict:
-    """Run a sweep, which continues the results of a cut run, and return all its results."""
+    """Run a sweep, which continues the results of a run that was cut or has failed, and return all its results."""
     if sweep.of_triton:
         require_triton(lab)
     file, earlier = lab.out / f"{sweep.program}.json", earlier_results(lab, sweep)
@@ -136,7 +136,7 @@ def judged(status: str, last: str, file: Path) -> dict:
 
 
 def earlier_results(lab: Lab, sweep: Sweep) -> dict | None:
-    """Return what cut runs of the sweep have measured; None if there were none, or only with other configurations."""
+    """Return what earlier runs of the sweep have measured; None if none has, or only with other configurations."""
     file = lab.out / f"{sweep.program}.json"
     records = {(record.stage, record.key): record.value for record in read(lab.out / FILE)[1]}
     # A run that was killed has left its file, which began with the record's rows.

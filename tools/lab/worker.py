@@ -60,7 +60,7 @@ def note_waiting(stage: str, waiting: Sequence[Item], file: Path) -> dict[str, o
     for item in waiting:
         if item.key not in found:
             append(file, Record(stage, item.key, "cut", 0.0))
-    return {key: record.value for key, record in found.items() if record.status in ("cut", "ok")}
+    return {key: record.value for key, record in found.items()}
 
 
 def make_lab(order: dict) -> Lab:
