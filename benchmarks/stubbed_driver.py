@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from tools.build.commands import run
 from tools.lint import compiled
 
 SOURCE = Path(__file__).with_suffix(".c")
+DRIVER = "libcuda.so.1"
 INCLUDE = Path(nvidia.__file__).parent / "include"
 
 
@@ -39,18 +41,29 @@ class StubbedGPU(compiled.AbsentGPU):
 def build() -> ctypes.CDLL:
     """Return the driver, compiled and loaded under the name that Triton looks for.
 
-    It stays until the process ends, because Triton looks each function of a driver up once. So a process that uses a
-    GPU must not call this.
+    It stays until the process ends, because Triton looks each function of a driver up once. RuntimeError if the process
+    has loaded a GPU's driver, as it does to ask torch whether there is a GPU: Triton would find that one.
     """
+    if is_loaded(DRIVER):
+        raise RuntimeError("need a process that has not asked for a GPU: Triton would launch by the GPU's own driver")
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder)
-    library = folder / "libcuda.so.1"
-    run(["cc", "-shared", "-fPIC", "-O2", f"-I{INCLUDE}", "-Wl,-soname,libcuda.so.1", "-o", library, SOURCE])
+    library = folder / DRIVER
+    run(["cc", "-shared", "-fPIC", "-O2", f"-I{INCLUDE}", f"-Wl,-soname,{DRIVER}", "-o", library, SOURCE])
     (folder / "libcuda.so").symlink_to(library)  # the name that linkers look for
     driver = ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
     triton.knobs.nvidia.libcuda_path = str(folder)
     StubbedGPU.utils = nvidia.CudaUtils()
     return driver
+
+
+def is_loaded(library: str) -> bool:
+    """Whether this process has loaded a library of this name."""
+    try:
+        ctypes.CDLL(library, os.RTLD_NOLOAD)
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from benchmarks.built_kernel import load_built
+from benchmarks.built_kernel import find_variant, load_variant
 from benchmarks.result_file import ResultFile, default_path, facts
 from benchmarks.stubbed_driver import stubbed_gpu
 from benchmarks.terminal import print_results
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tiny", action="store_true", help="few calls, to see that it runs")
     options = parser.parse_args(arguments)
     rounds, calls = (TINY_ROUNDS, TINY_CALLS) if options.tiny else (options.rounds, CALLS)
-    kernel, _ = load_built(options.build)
+    kernel = load_variant(find_variant(options.build))
     path = options.output or (None if options.tiny else default_path("launch", torch.device("cpu")))
     torch.set_num_threads(1)
     settings = {"gpu": GPU, "shape": [BATCH, M, K], "rounds": rounds, "calls": calls}

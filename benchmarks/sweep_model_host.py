@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
-from benchmarks.built_kernel import load_built, read_metadata
+from benchmarks.built_kernel import find_variant, load_variant, read_metadata
 from benchmarks.host_worker import empty_ops
 from benchmarks.result_file import ResultFile, default_path, facts
 from benchmarks.shapes import MODELS, TINY_MODEL, Parameter
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     models = {"tiny": TINY_MODEL} if options.tiny else {name: MODELS[name] for name in options.models}
     rounds = TINY_ROUNDS if options.tiny else options.rounds
     torch.set_num_threads(1)
-    kernel, device = load_built(options.build)[0], torch.device("cpu")  # even if there is a GPU: its driver is stubbed
+    kernel, device = load_variant(find_variant(options.build)), torch.device("cpu")
     path = options.output or (None if options.tiny else default_path("model-host", device))
     names = [f"{model}, {way}" for model in models for way in ("replayed", "eager")]
     results = ResultFile(path, facts(kernel, device, {"rounds": rounds, "gpu": GPU}), names)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
+import torch
 
 from benchmarks import sweep_launch, sweep_model_host
 from benchmarks.shapes import MODELS, TINY_MODEL
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, as Triton does")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, as Triton does"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="needs a process that has no driver"),
+]
 
 
 def test_launch_sweep_times_every_product(variant, tmp_path, capsys):
@@ -28,6 +34,22 @@ def test_launch_sweep_refuses_calls_that_launch_nothing(variant, monkeypatch):
     monkeypatch.setattr(sweep_launch, "works", lambda module, calls: work.items())
     with pytest.raises(RuntimeError, match="must launch as often, got 0 launches"):
         sweep_launch.measure(variant, rounds=1, calls=1)
+
+
+ASKED = """
+import ctypes, sys
+from benchmarks import stubbed_driver
+ctypes.CDLL(sys.argv[1])  # as CUDA's runtime loads the driver
+stubbed_driver.build()
+"""
+
+
+def test_a_process_that_has_a_driver_is_refused(repository, tmp_path):
+    """Triton takes some functions of a driver by the name of its library, and so of the one that was there before."""
+    library = tmp_path / "driver.so"
+    subprocess.run(["cc", "-shared", "-Wl,-soname,libcuda.so.1", "-o", library, "-x", "c", "/dev/null"], check=True)
+    done = subprocess.run([sys.executable, "-c", ASKED, library], cwd=repository, capture_output=True, text=True)
+    assert done.returncode == 1 and "need a process that has not asked for a GPU" in done.stderr
 
 
 def test_model_host_sweep_counts_what_a_gpu_would_batch(variant, tmp_path, capsys):
