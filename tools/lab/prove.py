@@ -21,7 +21,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScheduling
 from xdist.workermanage import WorkerController
 
-from tests.support.report_log import read_log, uncollected
+from tests.support.report_log import Verdict, read_log, uncollected
 from tools.lab.items import loses_gpu
 from tools.lab.records import INTERRUPTED, Record, Records, append, write_whole
 from tools.lab.runner import Stage, last_line, run
@@ -54,16 +54,23 @@ def prove(stage: Stage, records: Records, tests: tuple[str, ...] = (), limit: in
     command += ["-n1", f"--max-worker-restart={RESTARTS}", f"--timeout={limit:.1f}", "--timeout-method=thread"]
     command += [f"--report-log={log}", *chosen]
     local = f"org/optimizer={stage.order['variants']}"
-    status = run(stage, command, LOCAL_KERNELS=local, **{FOLDER: str(folder)})
-    found = read_log(log)
-    for node, verdict in found.items():
-        append(records.file, Record("prove", node, STATUSES[verdict.outcome], verdict.seconds, verdict.message[:2000]))
+    try:
+        status = run(stage, command, LOCAL_KERNELS=local, **{FOLDER: str(folder)})
+    finally:  # also if the lab itself is being ended
+        found = read_log(log)
+        note_verdicts(records, found)
     append(records.file, verdict_of_run(status, time.time() - began, stage.log, listed, uncollected(log)))
     if status is None:
         note_interrupted(records, running, found)
         print(f"[prove] its time is over: {len(found)} tests came to their end")
     note_unreached(records, listed)  # pytest may also stop by itself, after too many crashes
     return not records.left("prove")
+
+
+def note_verdicts(records: Records, found: Mapping[str, Verdict]) -> None:
+    """Record the tests that came to their end."""
+    for node, verdict in found.items():
+        append(records.file, Record("prove", node, STATUSES[verdict.outcome], verdict.seconds, verdict.message[:2000]))
 
 
 def tried(records: Records) -> list[str]:

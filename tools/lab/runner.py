@@ -44,7 +44,11 @@ def run_stage(stage: Stage, records: Records) -> bool:
         more = {"stage": stage.name, "module": stage.module, "skip": done, "failed": failed, "until": stage.until}
         more["ended"] = ended
         place = stage.log.stat().st_size if stage.log.exists() else 0
-        status = run(stage, [sys.executable, "-m", "tools.lab.worker"], json.dumps({**stage.order, **more}))
+        try:
+            status = run(stage, [sys.executable, "-m", "tools.lab.worker"], json.dumps({**stage.order, **more}))
+        except BaseException:  # the lab itself is being ended, by Ctrl-C or SIGTERM
+            cut_running(records, stage.name, since)
+            raise
         started = status == 0 or records.ended(stage.name, since) != ended
         if started and START in records.of(stage.name):
             append(records.file, Record(stage.name, START, "ok", 0.0))
@@ -76,7 +80,7 @@ def explain_end(records: Records, stage: str, since: float, end: str) -> None:
 
 
 def cut_running(records: Records, stage: str, since: float) -> None:
-    """Record an unfinished item as cut, because the end of the stage's time says nothing about the item."""
+    """Record an unfinished item as cut, because the end of the stage's time, or of the lab, says nothing about it."""
     for record in running(records, stage, since):
         append(records.file, replace(record, status="cut", problem=INTERRUPTED))
 
