@@ -251,9 +251,8 @@ print(variant.build_here(Path(sys.argv[1]), "cpu"))
 
 
 def test_a_variant_is_built_without_the_hubs_package(tmp_path, repository):
-    done = subprocess.run(
-        [sys.executable, "-c", BARE, tmp_path / "new"], cwd=repository, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", BARE, tmp_path / "new"]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     made = Path(done.stdout.strip())
     assert json.loads((made / "metadata.json").read_text())["provenance"]["kernel"]["dirty"]

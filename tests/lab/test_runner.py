@@ -209,9 +209,7 @@ def test_a_repeated_item_that_ends_its_process_does_not_end_the_stage(tmp_path, 
     "recorded, status, start",
     [({"a": "ok"}, 0, "ok"), ({"a": "ok"}, None, "ok"), ({}, 0, "ok"), ({}, None, "failed"), ({}, 1, "failed")],
 )
-def test_a_stage_that_starts_replaces_the_record_that_says_why_it_could_not(
-    tmp_path, processes, recorded, status, start
-):
+def test_a_stage_that_starts_replaces_the_record_of_why_it_could_not(tmp_path, processes, recorded, status, start):
     records, ends = processes
     ends.append((recorded, status))
     run_stage(stage(tmp_path, 60), records)
