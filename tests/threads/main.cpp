@@ -19,6 +19,11 @@ extern "C" AOTITorchError torch_get_num_threads(uint32_t* threads) {
   return 0;
 }
 
+// Torch 2.15's header asks for it where it throws, which nothing does here.
+extern "C" uint64_t aoti_torch_abi_version() {
+  return 0;
+}
+
 template <class Done>
 void wait_for(const Done& done) {
   for (const auto end = steady_clock::now() + std::chrono::seconds(10); !done() && steady_clock::now() < end;) {
