@@ -72,6 +72,11 @@ PARAMETERS = {
     "a dict": (lambda k: k.Muon({"a": weight()}), TypeError, r"dict with the keys a: write its items\(\)"),
     "one group": (lambda k: k.Muon({"params": [weight()]}), TypeError, r"write \[group\], a list of groups"),
     "a string": (lambda k: k.Muon("model"), TypeError, r"got str: write model\.named_parameters\(\)"),
+    "groups among tensors": (
+        lambda k: k.Muon([weight(), {"params": [weight()]}]),
+        TypeError,
+        "got dict at position 1: put the others into a group, too",
+    ),
     "strings": (lambda k: k.Muon(["a"]), TypeError, r"tensors or \(name, tensor\) pairs, got str at position 0"),
     "pairs the wrong way round": (
         lambda k: k.Muon([(weight(), "a")]),
@@ -229,3 +234,16 @@ def test_what_torchs_optimizers_take_is_no_mistake(kernel, case):
     for make in (torch.optim.AdamW, kernel.Muon):
         (group,) = make(NO_MISTAKES[case](p)).param_groups
         assert len(group["params"]) == 1 and group["params"][0] is p
+
+
+def test_complex_parameters_are_left_out_and_told(kernel):
+    """Muon refuses them, and so does `route`, which says what Muon would do."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, dtype=torch.complex64), nn.Linear(8, 8))
+    groups = kernel.groups_for(model)
+    kernel.Muon(groups)
+    assert {row.name for row in groups.choices.rows} == {f"{i}.{of}" for i in (0, 2) for of in ("weight", "bias")}
+    (note,) = (note for note in groups.choices.notes if "left out" in note)
+    refused = "1.weight (torch.complex64), 1.bias (torch.complex64)"
+    assert note == f"left out: {refused}. Give them to a torch.optim.AdamW beside this optimizer"
+    with pytest.raises(TypeError, match=r"1\.weight is torch\.complex64: give it to a torch\.optim\.AdamW"):
+        kernel.route(model.named_parameters())

@@ -47,7 +47,8 @@ def test_all_misfits_are_listed_at_once(kernel):
         "gone.weight of the source is not here, or comes twice",
         "wte.weight belongs to muon in the source, and to adamw here",
         "up.weight is (24, 12) here, its momentum_buffer in the source (24, 13)",
-        "up.bias needs the state exp_avg, exp_avg_sq, step, got exp_avg, exp_avg_sq, max_exp_avg_sq, step",
+        "up.bias needs the state exp_avg, exp_avg_sq, step, got exp_avg, exp_avg_sq, max_exp_avg_sq, step. Nothing "
+        "here goes on from max_exp_avg_sq: remove it from the file's state to import the rest",
         "down.weight is missing in the source",
         "names must be in the order of the source: the parameters of its first group, then those of the next",
     ]
@@ -190,14 +191,11 @@ def test_decay_and_rates_that_mean_something_else_here_are_not_taken(kernel):
     """Independent decay of torch's default 0.1 would remove a tenth of each parameter in each step."""
     p, q = (torch.nn.Parameter(torch.ones(12, 20)) for _ in range(2))
     source = torch.optim.Muon([q], lr=0.03)
-    cases = (
-        ("weight_decay", 0.1, 1e-4, {"decay_mode": "independent"}),
-        ("lr", 0.03, 1e-3, {"experimental_hyperball": True}),
-    )
-    for key, theirs, kept, setting in cases:
+    independent, hyperball = {"decay_mode": "independent"}, {"experimental_hyperball": True}
+    for key, theirs, kept, setting in (("weight_decay", 0.1, 1e-4, independent), ("lr", 0.03, 1e-3, hyperball)):
         optimizer = kernel.Muon([("w", p)], **{"lr": 1e-3, "weight_decay": 1e-4, **setting})
-        (note,) = kernel.import_state(optimizer, source.state_dict(), "torch")
-        assert note.startswith(f"group 0: {key}={theirs} of the source is not taken: here ")
+        note, new = kernel.import_state(optimizer, source.state_dict(), "torch")
+        assert note.startswith(f"group 0: {key}={theirs} of the source is not taken: here ") and "w: it starts" in new
         assert optimizer.param_groups[0][key] == kept
         before, saved = dict(optimizer.param_groups[0]), source.state_dict()
         saved["param_groups"][0]["initial_lr"] = 0.03  # a scheduler's

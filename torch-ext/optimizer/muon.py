@@ -79,9 +79,10 @@ class Muon(Optimizer):
             names an embedding looks like any other matrix. A group with parameters of both kinds is split into two
             neighbouring groups with the same live `lr` (`adamw_lr` says when they differ).
         lr: learning rate of all parameters, a float or a float32 or float64 tensor with one element, read at every
-            step. Both halves of a split group share a tensor, so change it once, not for each group, and give
-            `ReduceLROnPlateau` a number. In a tensor on a GPU a NaN or a negative number is not noticed. Start with
-            0.02 for a small model from random weights, and with AdamW's rate for a large one (docs/learning_rates.md).
+            step. Both halves of a split group share a tensor, so change it once, not for each group; under
+            `ReduceLROnPlateau`, and under schedulers that get a list of values, let `lr` be a number. In a tensor on a
+            GPU a NaN or a negative number is not noticed. Start with 0.02 for a small model from random weights, and
+            with AdamW's rate for a large one (docs/learning_rates.md).
         weight_decay: decay of every parameter of the group, like `lr` a float or a tensor, read at every step.
         momentum: decay rate (beta) of the running average of gradients.
         nesterov: use Nesterov momentum.

@@ -8,6 +8,7 @@ from typing import Any, Collection, Iterable, Optional
 from torch import Tensor, nn
 
 from ..explain.table import Explanation, Route
+from ..iteration import DTYPES
 from ..parameters.advice import Uncut, advice, left_out, remarks, uncut_lines
 from ..parameters.names import bare_name, unparametrized
 from ..parameters.roles import role_by_name
@@ -83,7 +84,7 @@ def groups_for(
     norms, biases, scales and the names in `model.no_weight_decay()` get no weight decay. Each group has a `role`, such
     as `queries` or `embedding`, by which you can find it to set its `lr`, and a `reason` for `explain()`. A group whose
     parameters may be stacks or convolutions has no branch yet: set `stacked` in it. Tied parameters come once, under
-    their first name.
+    their first name. Parameters of other dtypes than floating-point ones, such as complex ones, are left out.
 
     Args:
         config: an object or a dict with sizes that modules lack, by their names in transformers' configs, as in
@@ -108,7 +109,7 @@ def chosen_groups(
     check_cutting(cutting)
     patterns = {} if patterns is None else patterns
     all_named = list(model.named_parameters(remove_duplicate=False))
-    named = [(name, p) for name, p in all_named if p.requires_grad]
+    named = [(name, p) for name, p in all_named if p.requires_grad and p.dtype in DTYPES]
     check_patterns(patterns, [name for name, _ in named])
     chooser = _Chooser(model, cutting, undecayed)
     groups: dict[str, dict[str, Any]] = {}

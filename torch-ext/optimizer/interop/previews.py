@@ -13,6 +13,7 @@ from ..learning_rate import check_update_rms
 from ..muon import Muon
 from ..parameters.advice import advice, remarks
 from ..parameters.argument_checks import params_as_list
+from ..parameters.checks import check_parameter
 from ..parameters.matrices import is_stack
 from ..parameters.routing import IsMuon, check_is_muon, decide, unique_parameters
 from ..parameters.settings import OF_GROUPS, SETTINGS, Group
@@ -33,7 +34,7 @@ def route(
 
     `params` are tensors or `(name, tensor)` pairs; tied parameters come once. Of Muon's arguments it accepts `is_muon`,
     `adjust_lr_fn`, `update_rms`, `experimental_hyperball`, `conv_mode`, `normalize_spatial`, `expert_keys` and
-    `stacked`. Raises TypeError for others, and TypeError or ValueError for values that `Muon` refuses.
+    `stacked`. Raises TypeError for others, and TypeError or ValueError for values and parameters that `Muon` refuses.
     """
     check_is_muon(is_muon)
     unknown = [key for key in settings if key not in _ROUTING]
@@ -43,7 +44,10 @@ def route(
         SETTINGS[key].check(key, value)
     group = {**_DEFAULTS, **settings}
     check_update_rms(group["update_rms"], group["adjust_lr_fn"])
-    rows = [preview(names, p, settings, is_muon) for names, p in unique_parameters(params_as_list(params))]
+    parameters = unique_parameters(params_as_list(params))
+    for names, p in parameters:
+        check_parameter(names[0], p, use_muon=False)
+    rows = [preview(names, p, settings, is_muon) for names, p in parameters]
     return Explanation(rows, advice(rows) + remarks(rows))
 
 

@@ -103,7 +103,8 @@ def import_state(
     state |= {parameter.key: _new_state(parameter, entry, known) for parameter, entry in pairs if entry.state}
     groups, notes = merged_groups(target["param_groups"], pairs, known)
     optimizer.load_state_dict({**target, "state": state, "param_groups": groups})
-    return notes + _notes_on_kept([parameter.name for parameter in kept])
+    anew = [parameter.name for parameter, entry in pairs if parameter.state and not entry.state]
+    return notes + _notes_on_kept([parameter.name for parameter in kept]) + _notes_on_new(anew)
 
 
 def _checked_source(optimizer: Any, source: Any, adamw_state_dict: Any) -> Source:
@@ -143,6 +144,11 @@ def _refusal(problems: Sequence[str], hints: Sequence[str]) -> str:
     """Return the text of an error: all problems, or the first ones of very many, and then the hints."""
     more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
     return "\n  ".join(["the state does not fit:", *problems[:SHOWN], *more, *hints])
+
+
+def _notes_on_new(names: Sequence[str]) -> list[str]:
+    """Return a note on parameters of which the source has no state, as before their first gradient."""
+    return [f"the source has no state of {listed(names)}: it starts anew"] if names else []
 
 
 def _notes_on_kept(names: Sequence[str]) -> list[str]:

@@ -108,7 +108,10 @@ def _misfits(parameter: Entry, entry: Entry, source: Source) -> list[str]:
     wanted = set(source.state[parameter.branch].values())
     unused = source.unused if parameter.branch == "muon" else frozenset()
     if entry.state and set(entry.state) - unused != wanted:
-        return [f"{parameter.name} needs the state {', '.join(sorted(wanted))}, got {', '.join(sorted(entry.state))}"]
+        more = sorted(set(entry.state) - unused - wanted) if wanted <= set(entry.state) else []
+        hint = f". Nothing here goes on from {', '.join(more)}: remove it from the file's state to import the rest"
+        needs = f"{parameter.name} needs the state {', '.join(sorted(wanted))}, got {', '.join(sorted(entry.state))}"
+        return [needs + hint if more else needs]
     values = {key: value for key, value in sorted(entry.state.items()) if key in wanted}
     wrong = [f"{key}={shortened(value)}" for key, value in values.items() if not _is_value(key, value)]
     if wrong:

@@ -18,8 +18,10 @@ Settings = dict[str, Any]
 _UNRELATED = {"params", "param_names", "names", "use_muon", "use_fallback", "algorithm", "step", "initial_lr"}
 _UNRELATED |= {"max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}  # torch's schedulers write them
 _UNRELATED |= {"foreach", "fused", "capturable", "differentiable", "verbose", "none_grad"}
+# torch.optim.Adam and RAdam add their decay to the gradient, unless this is True.
+_DECOUPLED = "decoupled_weight_decay"
 # A setting is off if it is None or False. These are off with these values, too.
-_OFF = {"decoupled_weight_decay": True, "algo": "muon"}
+_OFF = {_DECOUPLED: True, "algo": "muon"}
 
 
 def _same(*keys: str) -> dict[str, str]:
@@ -76,7 +78,9 @@ def translated(group: Group, branch: str, source: Source) -> tuple[Settings, lis
         # eps is added to the norm of the sum, which is 1 / (1 - momentum) times that of the average.
         settings["eps"] = (1 - settings["momentum"]) * settings["eps"]
     known = known_keys(source)
-    lost = [f"{key}={value!r}" for key, value in group.items() if key not in known and not _is_off(key, value)]
+    known |= set() if group.get("weight_decay") else {_DECOUPLED}
+    lost = {key: value for key, value in group.items() if key not in known and not _is_off(key, value)}
+    lost = [f"{'decay of gradients, ' if key == _DECOUPLED else ''}{key}={value!r}" for key, value in lost.items()]
     for key, source_key in keys.items():
         if source_key in group and key not in settings:
             lost.append(f"{source_key}={group[source_key]!r}")

@@ -10,6 +10,7 @@ from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from torch import Tensor
 
+from ..iteration import DTYPES
 from .checkpoints import MADE_UP
 from .groups import listed, named_parameters, names_of, reason_of
 from .matrices import EXPERT_KEYS, is_stack
@@ -180,15 +181,21 @@ def still_uncut(uncut: Iterable[Uncut], groups: Sequence[Group]) -> list[Uncut]:
 
 
 def left_out(named: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """Return a line about the frozen ones among a model's parameters, if there are any; tied ones count once."""
-    frozen = {p: name for name, p in reversed(list(named)) if not p.requires_grad}
-    first = next(reversed(frozen.values()), None)
-    if first is None:
-        return []
-    return [
-        f"frozen parameters are left out ({len(frozen)}, the first is {first}): to train some of them later, call "
-        "groups_for before you freeze them. While frozen they cost no state"
-    ]
+    """Return lines about parameters of a model that are frozen, or whose dtype Muon refuses; tied ones count once."""
+    names: dict[Tensor, str] = {}
+    for name, p in named:
+        names.setdefault(p, name)
+    frozen = [name for p, name in names.items() if not p.requires_grad]
+    refused = [f"{name} ({p.dtype})" for p, name in names.items() if p.requires_grad and p.dtype not in DTYPES]
+    lines = []
+    if frozen:
+        lines.append(
+            f"frozen parameters are left out ({len(frozen)}, the first is {frozen[0]}): to train some of them later, "
+            "call groups_for before you freeze them. While frozen they cost no state"
+        )
+    if refused:
+        lines.append(f"left out: {listed(refused)}. Give them to a torch.optim.AdamW beside this optimizer")
+    return lines
 
 
 def _little(what: str, left: Sequence[Routed]) -> str:

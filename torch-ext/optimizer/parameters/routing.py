@@ -41,6 +41,7 @@ def unique_parameters(
             got = f"{_kind_of(entry)} at position {i - first}"
             parts = entry if isinstance(entry, (tuple, list)) else (entry,)
             got += ": write named_parameters() of it" if any(isinstance(part, nn.Module) for part in parts) else ""
+            got += ": put the others into a group, too, or take their `params`" if isinstance(entry, dict) else ""
             raise TypeError(f"params must be tensors or (name, tensor) pairs, got {got}")
         if p.is_nested:
             raise ValueError(
