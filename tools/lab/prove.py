@@ -35,6 +35,8 @@ STATUSES = {"passed": "ok", "failed": "failed", "skipped": "skipped"}
 # The variable that names the folder of the files in which the lab and its plugin tell each other of tests.
 FOLDER = "OPTIMIZER_LAB_FOLDER"
 PASSED, TRIED, CHOSEN, RUNNING = "passed.txt", "tried.txt", "chosen.txt", "running.txt"
+# The last log of pytest's whose verdicts are recorded. Until then its name has the digest of the records' identity.
+RECORDED = "prove.jsonl"
 
 # For a dry run: a few tests that need no GPU, run in the same way.
 REHEARSED = ("tests/muon/test_device.py", "-m", "not gpu", "-k", "scaled")
@@ -43,8 +45,10 @@ REHEARSED = ("tests/muon/test_device.py", "-m", "not gpu", "-k", "scaled")
 def prove(stage: Stage, records: Records, tests: tuple[str, ...] = (), limit: int = LIMIT_SECONDS) -> bool:
     """Run the tests that need a GPU and have not passed, and record each. Return whether none of them is left."""
     began, folder = time.time(), stage.log.parent.resolve()
-    log, listed, running = folder / "prove.jsonl", folder / CHOSEN, folder / RUNNING
-    for file in log, listed, running:
+    log, recorded = folder / f"prove.{records.digest}.jsonl", folder / RECORDED
+    listed, running = folder / CHOSEN, folder / RUNNING
+    note_verdicts(records, log)  # of a run that was killed before it could
+    for file in recorded, listed, running:
         file.unlink(missing_ok=True)
     (folder / PASSED).write_text("\n".join(records.done("prove", math.inf)))
     (folder / TRIED).write_text("\n".join(tried(records)))
@@ -57,9 +61,8 @@ def prove(stage: Stage, records: Records, tests: tuple[str, ...] = (), limit: in
     try:
         status = run(stage, command, LOCAL_KERNELS=local, **{FOLDER: str(folder)})
     finally:  # also if the lab itself is being ended
-        found = read_log(log)
-        note_verdicts(records, found)
-    append(records.file, verdict_of_run(status, time.time() - began, stage.log, listed, uncollected(log)))
+        found = note_verdicts(records, log)
+    append(records.file, verdict_of_run(status, time.time() - began, stage.log, listed, uncollected(recorded)))
     if status is None:
         note_interrupted(records, running, found)
         print(f"[prove] its time is over: {len(found)} tests came to their end")
@@ -67,10 +70,14 @@ def prove(stage: Stage, records: Records, tests: tuple[str, ...] = (), limit: in
     return not records.left("prove")
 
 
-def note_verdicts(records: Records, found: Mapping[str, Verdict]) -> None:
-    """Record the tests that came to their end."""
+def note_verdicts(records: Records, log: Path) -> dict[str, Verdict]:
+    """Record the tests that came to their end, by a log of pytest's if there is one; it is renamed to RECORDED."""
+    found = read_log(log)
     for node, verdict in found.items():
         append(records.file, Record("prove", node, STATUSES[verdict.outcome], verdict.seconds, verdict.message[:2000]))
+    if log.exists():
+        log.replace(log.with_name(RECORDED))
+    return found
 
 
 def tried(records: Records) -> list[str]:

@@ -54,6 +54,11 @@ class Records:
         write_whole(self.file, "".join(f"{json.dumps(line)}\n" for line in [identity, *map(asdict, kept)]))
 
     @property
+    def digest(self) -> str:
+        """What stands for the identity in names of files."""
+        return digest_of(self.identity)
+
+    @property
     def all(self) -> list[Record]:
         """The newest record of each item."""
         return read(self.file)[1]
@@ -83,8 +88,11 @@ class Records:
 
 def aside(folder: Path, identity: dict) -> Path:
     """Return the file for records of an identity while the folder's records are of another."""
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    return folder / f"records.{digest[:12]}.jsonl"
+    return folder / f"records.{digest_of(identity)}.jsonl"
+
+
+def digest_of(identity: dict) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def write_whole(file: Path, text: str) -> None:
