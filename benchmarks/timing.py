@@ -98,14 +98,20 @@ def ratios(theirs: list[float], ours: list[float]) -> Quartiles:
     return quartiles([a / b for a, b in zip(theirs, ours)])
 
 
-def take_turns(works: Sequence[Callable[[], object]], device: torch.device, rounds: int) -> list[tuple[float, float]]:
+def take_turns(
+    works: Sequence[Callable[[], object]], device: torch.device, rounds: int, names: Sequence[str] = ()
+) -> list[tuple[float, float]]:
     """Return each work's median seconds and their spread, computed as in the package's own race.
 
-    On a GPU each work runs for BURST_SECONDS in a round; the seconds are those of one call.
+    On a GPU each work runs for BURST_SECONDS in a round; the seconds are those of one call. Raises LostGpuError with
+    the work's name, if works have `names`.
     """
-    counts = [_repeats(work, device) for work in works]
-    bursts = [partial(_repeated, work, count) for work, count in zip(works, counts)]
-    bursts = {f"work {i} of {len(works)}": burst for i, burst in enumerate(bursts, 1)}
+    names = names or [f"work {i} of {len(works)}" for i in range(1, len(works) + 1)]
+    counts = []
+    for name, work in zip(names, works):
+        with blaming(name):
+            counts.append(_repeats(work, device))
+    bursts = {name: partial(_repeated, *each) for name, each in zip(names, zip(works, counts))}
     times = map(race.timed, run_rounds(bursts, device, rounds, Deadline()).values())
     return [(time.seconds / count, time.spread) for time, count in zip(times, counts)]
 

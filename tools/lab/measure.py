@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.result_file import UNMEASURED, facts, has_error
+from tools.lab import step_ways
 from tools.lab.items import CutError, FailedError, Item, Lab, require_triton
 from tools.lab.records import FILE, read, write_whole
-from tools.lab.step_ways import compare_ways
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -87,7 +87,7 @@ def key_of(sweep: Sweep) -> str:
 
 
 def ways_of(lab: Lab, model: str) -> Item:
-    return Item(f"ways of a step, {model}", partial(compare_ways, lab, model), 90.0)
+    return Item(step_ways.key_of(model), partial(step_ways.compare_ways, lab, model), 90.0)
 
 
 def measure(lab: Lab, sweep: Sweep) -> dict:

@@ -16,29 +16,51 @@ from torch.optim import _muon
 from benchmarks import peers
 from benchmarks.fake_gpu import GPU
 from benchmarks.predicted_step import PREDICTED, predicted_step
+from benchmarks.result_file import LOST
 from benchmarks.shapes import MODELS, TINY_MODEL, Parameter
 from benchmarks.step_rivals import ADAMW, OURS, WARMED_UP, Weights, build_ours, find_rival, make_weights, step_of
 from benchmarks.timing import replayed, take_turns
+from tests.support.proofs import race
 from tools.lab.environment import copied_in_a_second
-from tools.lab.items import Lab
+from tools.lab.items import FailedError, Lab
+from tools.lab.records import FILE, read
 
 TORCH_MUON = "torch.optim.Muon"
 CAPTURED = f"{OURS}, whole step captured"
+
+
+def key_of(model: str) -> str:
+    return f"ways of a step, {model}"
 
 
 def compare_ways(lab: Lab, model: str) -> dict:
     """Return a row for each way to take a step over a model's parameters: milliseconds, their spread, predictions.
 
     A way that cannot be taken has a mark instead. As in the sweeps, warming up measures nothing: the lab tunes before.
+    Raises FailedError from the loss of the GPU; in later runs the way that has lost it is not taken, and has a mark.
+    If it is one of ours, those raise FailedError with the rows.
     """
     parameters = TINY_MODEL if lab.tiny else MODELS[model]
-    made = ways(lab, parameters)
-    works, marks = peers.admit(made, lambda name: after_first(made[name]()), {})
-    times = dict(zip(works, take_turns(list(works.values()), lab.device, lab.rounds)))
+    made, lost = ways(lab, parameters), lost_before(lab, model)
+    try:
+        works, marks = peers.admit(made, lambda name: after_first(made[name]()), lost)
+        times = dict(zip(works, take_turns(list(works.values()), lab.device, lab.rounds, list(works))))
+    except race.LostGpuError as error:
+        lost[error.name] = f"lost the GPU: {' '.join(error.why.split())}"
+        raise FailedError(str(error), {LOST: lost}) from error
     predicted = predicted_times(lab, parameters)
     rows = [row_of(name, times.get(name), marks.get(name)) | dict.fromkeys(predicted) for name in made]
     next(row for row in rows if row["step of"] == CAPTURED).update(predicted)
-    return {"results": rows}
+    found = {"results": rows, **({LOST: lost} if lost else {})}
+    for name in filter(peers.is_ours, lost):
+        raise FailedError(f"{name}: {lost[name]}", found)
+    return found
+
+
+def lost_before(lab: Lab, model: str) -> dict[str, str]:
+    """Return the marks of the ways that have lost the GPU in earlier runs."""
+    values = (record.value for record in read(lab.out / FILE)[1] if record.key == key_of(model))
+    return dict((next(values, None) or {}).get(LOST, {}))
 
 
 def row_of(name: str, time: tuple[float, float] | None, mark: str | None) -> dict:

@@ -87,6 +87,7 @@ def attempt(item: Item, began: Record) -> tuple[Record, bool]:
         status, problem, value = "cut", str(found), found.value
     except FailedError as found:
         status, problem, value = "failed", str(found), found.value
+        lost = found.__cause__ is not None and loses_gpu(found.__cause__)
     except torch.cuda.OutOfMemoryError as error:
         status, problem = "failed", f"out of memory: {str(error).splitlines()[0]}"
         torch.cuda.empty_cache()
