@@ -30,3 +30,15 @@ def test_the_row_of_a_build_has_its_times_and_sizes(tmp_path):
         assert set(row["gpu_code_kib"]) == architectures[row["case"]] and all(row["gpu_code_kib"].values())
     (table,) = sweep_tables(results)
     assert table.title == "Builds" and len(table.rows) == len(asked)
+
+
+def test_times_are_printed_even_if_the_results_file_is_of_another_commit(variant, tmp_path, monkeypatch, capsys):
+    """Only after minutes of compiling is it known what the new results are of."""
+    file = tmp_path / "build.json"
+    file.write_text(json.dumps({"commit": "0000000", "results": []}))
+    row = {"compiler_seconds": 123.0, "library_kib": 4567, "variant_kib": 8901, "gpu_code_kib": {}}
+    monkeypatch.setattr(sweep_build, "measure", lambda *_: (variant, row))
+    with pytest.raises(ValueError, match="holds other results, which differ in commit"):
+        sweep_build.main(["--backends", "cpu", "--output", str(file)])
+    printed = capsys.readouterr().out
+    assert all(number in printed for number in ("123", "4567", "8901"))
