@@ -106,8 +106,8 @@ def test_products_in_traces_have_the_flops_of_the_model(kernel, traces):
     assert sum(found) == pytest.approx((STEPS - 1) * one, rel=1e-5)
 
 
-def event(name: str, start: float, length: float) -> dict:
-    return {"name": name, "ph": "X", "ts": start, "dur": length}
+def event(name: str, start: float, length: float, category: str = "user_annotation") -> dict:
+    return {"name": name, "cat": category, "ph": "X", "ts": start, "dur": length}
 
 
 EVENTS = [
@@ -126,3 +126,10 @@ def test_trace_spans_are_those_of_the_chosen_step():
     assert overlap.exchanges(spans) == [(0.5, 2.0)]
     with pytest.raises(ValueError, match="has 2 steps"):
         overlap.spans_of_step(EVENTS, 2)
+
+
+def test_what_a_trace_of_a_gpu_has_twice_is_drawn_once():
+    """The profiler repeats each range with the times of what it launched, perhaps after the step on the host."""
+    repeated = [event(each["name"], each["ts"] + 700.0, each["dur"], "gpu_user_annotation") for each in EVENTS]
+    for step in range(2):
+        assert overlap.spans_of_step(EVENTS + repeated, step) == overlap.spans_of_step(EVENTS, step)

@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from tools.scale.traces import read_timed
+from tools.scale.traces import ON_GPU, read_timed
 
 from .theme import BRANCHES, Drawing, grey
 
@@ -18,8 +18,8 @@ MOST = 14
 STEP = "Optimizer.step#"
 # Work on a GPU where there is some, else operators.
 KERNELS, OPERATORS = ("kernel", "gpu_memcpy", "gpu_memset"), ("cpu_op", "user_annotation")
-# The range around `step` on the host, and that of its kernels on the GPU, which run later.
-ON_HOST, ON_GPU = "user_annotation", "gpu_user_annotation"
+# The range around `step` on the host. That of its kernels on the GPU is later.
+ON_HOST = "user_annotation"
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from tools.scale.traces import SEND, STEP, read_timed
+from tools.scale.traces import ON_GPU, SEND, STEP, read_timed
 
 COLORS = {
     "muon.pack": "tab:green",
@@ -54,12 +54,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def spans_of_step(events: Sequence[dict], step: int) -> list[Span]:
-    """Return the stages of one of the traced steps, in the order of their starts; ValueError if there is none."""
-    steps = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if event.get("name") == STEP)
+    """Return the stages of one of the traced steps, in the order of their starts; ValueError if there is none.
+
+    They are those of the host, which sends and waits; what they launched on a GPU may end after its step.
+    """
+    events = [event for event in events if event["cat"] != ON_GPU]
+    steps = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if event["name"] == STEP)
     if not -len(steps) <= step < len(steps):
         raise ValueError(f"the trace has {len(steps)} steps of Muon, there is no step {step}")
     first, last = steps[step]
-    inside = (event for event in events if event.get("name", "").startswith("muon.") and event.get("ph") == "X")
+    inside = (event for event in events if event["name"].startswith("muon."))
     # Numbers may follow a name, as they do for products.
     found = [(event["name"].split()[0], event["ts"], event["ts"] + event["dur"]) for event in inside]
     spans = [Span(name, (a - first) / 1e3, (b - first) / 1e3) for name, a, b in found if first <= a <= last]

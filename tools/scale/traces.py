@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 STEP = "Optimizer.step#Muon.step"
+# The category of what the profiler adds to a trace of a GPU: each range once more, over what it has launched.
+ON_GPU = "gpu_user_annotation"
 SEND, PRODUCTS = "muon.send", re.compile(r"muon\.orthogonalize (\S+) GFLOP")
 # torch's names of a dtype, in NCCL's events and in those of operators.
 ITEMSIZES = {
@@ -59,11 +61,11 @@ def read_trace(path: Path) -> Trace:
     """Return Muon's steps in a chrome trace. Raises ValueError if there are none."""
     content = read_timed(path)
     events = sorted(content["traceEvents"], key=lambda e: e["ts"])
-    steps = _spans(e for e in events if e["name"] == STEP and e["cat"] != "gpu_user_annotation")
+    steps = _spans(e for e in events if e["name"] == STEP and e["cat"] != ON_GPU)
     if not steps:
         raise ValueError(f"{path} has no step of Muon")
     counted = steps[1:] or steps
-    sends = _Ranges(_spans(e for e in events if e["name"] == SEND and e["cat"] != "gpu_user_annotation"))
+    sends = _Ranges(_spans(e for e in events if e["name"] == SEND and e["cat"] != ON_GPU))
     here = content.get("distributedInfo", {})
     place = here.get("rank", 0), here.get("world_size", 1)
     found = _by_nccl(events, place) if any(map(_is_nccl, events)) else _by_gloo(events, place)
@@ -112,7 +114,7 @@ def _in_steps(found: Iterable[tuple[float, Exchange]], steps: _Ranges) -> Iterat
 def _products(events: Sequence[dict], steps: Sequence[tuple[float, float]]) -> list[Products]:
     """Return the ranges of the products: the GPU's if there are some, which may end after the step on the host."""
     ranges = [(e, float(m[1]) * 1e9) for e in events if (m := PRODUCTS.fullmatch(e["name"]))]
-    device = [pair for pair in ranges if pair[0]["cat"] == "gpu_user_annotation"]
+    device = [pair for pair in ranges if pair[0]["cat"] == ON_GPU]
     begun = steps[0][0]
     return [Products(flop, e["dur"]) for e, flop in device or ranges if flop and e["ts"] >= begun]
 
