@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -71,6 +71,14 @@ def processes(together: bool) -> Iterator[None]:
         dist.barrier()  # no process leaves while another one still communicates with it
     finally:
         dist.destroy_process_group()
+
+
+def check_processes(layout: str, possible: Sequence[int]) -> None:
+    """SystemExit unless the number of processes is a possible one."""
+    if dist.get_world_size() not in possible:
+        *rest, last = map(str, possible)
+        needed = f"{', '.join(rest)} or {last}" if rest else last
+        raise SystemExit(f"--layout {layout} needs {needed} processes, got {dist.get_world_size()}")
 
 
 def rank() -> int:

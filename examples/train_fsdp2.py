@@ -6,8 +6,9 @@ python -m examples.train_fsdp2 --layout single --steps 40
 
 `fsdp` shards every parameter over all processes. `hsdp` shards over half of them, with two copies. `tp` splits the MLPs
 in two by tensor parallelism, and shards over the rest. With each layout the model sees the same windows in the same
-order, and ends at the same loss up to rounding, because gradients are summed in another order. It runs on CPUs, over
-gloo; `--build` is the folder into which `make build` has put the kernel.
+order, and ends at the same loss up to rounding, because gradients are summed in another order. For that, the shares of
+the 16 windows must be equally large, so there may be 2, 4, 8 or 16 processes. It runs on CPUs, over gloo; `--build` is
+the folder into which `make build` has put the kernel.
 """
 
 from __future__ import annotations
@@ -30,7 +31,18 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from .character_model.corpus import Corpus, read_corpus, standard_library
 from .character_model.model import CONTEXT, CharacterModel, loss_of
-from .launch import leave, load_kernel, parsed, parser_of, processes, progress, rank, set_learning_rate, steps_after
+from .launch import (
+    check_processes,
+    leave,
+    load_kernel,
+    parsed,
+    parser_of,
+    processes,
+    progress,
+    rank,
+    set_learning_rate,
+    steps_after,
+)
 
 LAYOUTS = ("single", "fsdp", "hsdp", "tp")
 BATCH = 16  # windows, of all processes together
@@ -78,6 +90,7 @@ def shard(model: CharacterModel, layout: str) -> DeviceMesh | None:
     """Shard the model in place, and return the mesh of the processes that work on different data."""
     if layout == "single":
         return None
+    check_processes(layout, possible_processes(layout))
     ranks = dist.get_world_size()
     if layout == "fsdp":
         mesh = data_mesh = init_device_mesh("cpu", (ranks,))
@@ -92,6 +105,14 @@ def shard(model: CharacterModel, layout: str) -> DeviceMesh | None:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return data_mesh
+
+
+def possible_processes(layout: str) -> list[int]:
+    """Return the numbers of processes with which a layout gives each share of the data as many windows."""
+    shares = [number for number in range(1, BATCH + 1) if BATCH % number == 0]
+    if layout == "tp":
+        return [2 * number for number in shares]
+    return [number for number in shares if layout == "fsdp" or number % 2 == 0]
 
 
 def train_step(model: nn.Module, optimizer, windows: Tensor, mesh: DeviceMesh | None) -> float:

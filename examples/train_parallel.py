@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable
 from types import ModuleType
 
@@ -22,7 +23,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .character_model.corpus import read_corpus, standard_library
-from .launch import leave, load_kernel, parsed, parser_of, processes, progress, rank, set_learning_rate, steps_after
+from .launch import (
+    check_processes,
+    leave,
+    load_kernel,
+    parsed,
+    parser_of,
+    processes,
+    progress,
+    rank,
+    set_learning_rate,
+    steps_after,
+)
 from .parallel_model.checkpoint import load, save
 from .parallel_model.model import CONTEXT, loss_of, whole_model
 from .parallel_model.sharding import MESH, backward_through, make_mesh, schedule_of, shard_stage_
@@ -66,6 +78,7 @@ def prepare_(model: nn.Module, layout: str) -> Callable[[Tensor], float]:
     """Keep this process's part; return a function that sets the gradients of a batch and returns its loss."""
     if layout == "single":
         return lambda windows: backward_alone(model, windows)
+    check_processes(layout, [math.prod(MESH.values())])
     mesh = make_mesh()
     shard_stage_(model, mesh)
     schedule = schedule_of(model, mesh)

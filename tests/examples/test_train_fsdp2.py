@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from examples import launch
 from examples.character_model.model import CharacterModel
 from examples.launch import parsed, parser_of, steps_after
+from examples.train_fsdp2 import BATCH, LAYOUTS, possible_processes, shard
 from tools.scale import calibrate, overlap
 from tools.scale.traces import read_trace
 
@@ -69,6 +71,17 @@ def test_a_run_stops_after_one_of_its_steps(monkeypatch, capsys, last):
     with pytest.raises(SystemExit):
         asked(monkeypatch, "--stop-after", last)
     assert f"--stop-after must be one of the --steps, 1 to 40, got {last}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "single"])
+def test_shares_of_the_data_are_equally_large(monkeypatch, layout):
+    """Otherwise a mean of their losses is not that of all windows, and with more shares than windows some are empty."""
+    possible = possible_processes(layout)
+    assert {2, 4, 8, 16} <= set(possible) and not any(BATCH % (n // 2 if layout == "tp" else n) for n in possible)
+    for ranks in {*range(1, 3 * BATCH)} - {*possible}:
+        monkeypatch.setattr(launch.dist, "get_world_size", lambda ranks=ranks: ranks)
+        with pytest.raises(SystemExit, match=f"^--layout {layout} needs .*2, 4, 8.* or .* processes, got {ranks}$"):
+            shard(CharacterModel(1), layout)
 
 
 @pytest.fixture(scope="module")

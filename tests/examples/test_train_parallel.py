@@ -16,10 +16,11 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from examples import launch
 from examples.parallel_model.checkpoint import load, save
 from examples.parallel_model.model import CONTEXT, LAYERS, whole_model
 from examples.parallel_model.sharding import backward_through, make_mesh, schedule_of, shard_stage_
-from examples.train_parallel import BATCH, backward_alone, optimizer_of
+from examples.train_parallel import BATCH, backward_alone, optimizer_of, prepare_
 from tests.support.sharded_models import bits_equal, one_thread, whole
 
 SYMBOLS = 61  # an odd number, so that the tables' rows are dealt out unevenly
@@ -162,6 +163,14 @@ def test_gradients_err_at_most_twice_as_much_as_those_of_one_process(kernel, poo
     for found in results:
         ratios = {name: ((value - exact[name]).norm() / errors[name]).item() for name, value in found.items()}
         assert not {name: ratio for name, ratio in ratios.items() if not ratio <= 2}  # nor NaN
+
+
+@pytest.mark.parametrize("ranks", [4, 16])
+def test_another_number_of_processes_is_refused(monkeypatch, ranks):
+    """Of 16, torch would leave half outside of the mesh."""
+    monkeypatch.setattr(launch.dist, "get_world_size", lambda: ranks)
+    with pytest.raises(SystemExit, match=f"^--layout parallel needs 8 processes, got {ranks}$"):
+        prepare_(whole_model(SYMBOLS, 0), "parallel")
 
 
 def run_example(kernel, folder: Path, layout: str, *options) -> dict:
