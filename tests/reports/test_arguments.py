@@ -37,6 +37,39 @@ def test_every_setting_has_a_role_that_the_page_can_say(kernel):
     assert arguments.roles_of_settings(arguments.PACKAGE) == {
         key: setting.role.name for key, setting in settings.SETTINGS.items()
     }
+    assert arguments.roles_of_derived(arguments.PACKAGE) == {key: role.name for key, role in settings._DERIVED.items()}
+
+
+# A value that each key of a group has later, with the settings of a group in which it changes what steps do.
+LATER = {
+    "use_muon": (False, {"use_muon": True}),
+    "use_fallback": (True, {"use_muon": True}),
+    "split_rows": ((4, 8), {}),
+    "transposed": (True, {"adjust_lr_fn": "original"}),
+    "lr_factor": (0.5, {"use_muon": False}),
+    "decay_lr": (0.5, {"decay_mode": "corrected"}),
+    "rounding_step": (7, {"stochastic_rounding": True}),
+    "role": ("key", {}),
+    "reason": ("it is one", {"use_muon": True}),
+    "_anything": (1, {}),
+}
+
+
+def test_steps_read_the_keys_of_a_group_whose_change_the_page_says(kernel):
+    roles = arguments.roles_of_settings(arguments.PACKAGE) | arguments.roles_of_derived(arguments.PACKAGE)
+    explained = [name for names, _ in arguments.group_keys_of(inspect.getdoc(kernel.Muon)) for name in names]
+    assert set(explained) == set(LATER)
+    for key, (value, settings) in LATER.items():
+        ends = []
+        for later in {}, {key: value}:
+            p = Parameter(torch.linspace(-1, 1, 96, dtype=torch.bfloat16).reshape(12, 8).sin())
+            optimizer = kernel.Muon([{"params": [("p", p)], **settings}], lr=0.1)
+            for _ in range(2):
+                p.grad = p.detach().cos()
+                optimizer.step()
+                optimizer.param_groups[0].update(later)
+            ends.append(p.detach())
+        assert torch.equal(*ends) != bool(arguments.change_of_keys([key], roles)), key
 
 
 def test_the_page_says_which_numbers_and_flags_are_accepted(kernel):

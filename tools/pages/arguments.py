@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tools.pages.generated import write_or_check
@@ -40,8 +40,11 @@ AdamW's rate later, set `lr_factor` in its group, or its `lr`. To change its dec
 GROUP_KEYS = """
 ## Keys of a parameter group
 
-A group dict may have every argument marked *group* above, and these keys:
+A group dict may have every argument marked *group* above, and these keys. *Change* says the same as above; a step reads
+no key for which it says nothing.
 
+| keys | change | meaning |
+| --- | --- | --- |
 """
 
 # Keys of a group that are no settings: groups check and forget them.
@@ -84,7 +87,10 @@ def page(package: Path) -> str:
         values = values_of(checks.get(name, ""), default)
         shown = f"`{default}`" if default else ""
         rows.append(f"| `{name}` | {shown} | {values} | {group} | {when} | {meanings[name]} |\n")
-    keys = [f"- `{name}`: {text}\n" for name, text in group_keys_of(docstring)]
+    keys = []
+    for names, meaning in group_keys_of(docstring):
+        when = change_of_keys(names, roles | roles_of_derived(package))
+        keys.append(f"| {', '.join(f'`{name}`' for name in names)} | {when} | {meaning} |\n")
     return INTRODUCTION + "".join(rows) + GROUP_KEYS + "".join(keys)
 
 
@@ -117,18 +123,26 @@ def meanings_of(docstring: str) -> Iterator[tuple[str, str]]:
     """Yield the arguments that a docstring's `Args:` explains, each with its text in one line."""
     for names, text in _entries(docstring.split("Args:\n")[1]):
         for name in names.split(", "):
-            yield name.strip(), linked(text.replace("|", "\\|"))
+            yield name.strip(), linked(text)
 
 
-def group_keys_of(docstring: str) -> Iterator[tuple[str, str]]:
+def group_keys_of(docstring: str) -> Iterator[tuple[list[str], str]]:
     """Yield the entries below a docstring's `Group keys:`: names, and the text in one line."""
     for names, text in _entries(docstring.split("Group keys:")[1].split("\n", 1)[1]):
-        yield "`, `".join(names.split(", ")), linked(text)
+        yield names.split(", "), linked(text)
+
+
+def change_of_keys(names: Sequence[str], roles: Mapping[str, str]) -> str:
+    """Return when a change of keys that are explained together is used, with the names of those of which it is true."""
+    used = {name: WHEN[roles[name]] for name in names if name in roles}
+    if len(names) == len(used) == 1:
+        return used[names[0]]
+    return ", ".join(f"`{name}`: {when}" for name, when in used.items())
 
 
 def linked(text: str) -> str:
-    """Return text with links to the pages that it names, for a page beside them."""
-    return re.sub(r"docs/(\w+\.md)", r"[\1](\1)", text)
+    """Return text for a cell of a table, with links to the pages that it names, for a page beside them."""
+    return re.sub(r"docs/(\w+\.md)", r"[\1](\1)", text.replace("|", "\\|"))
 
 
 def _entries(section: str) -> Iterator[tuple[str, str]]:
@@ -146,6 +160,14 @@ def checks_of_settings(package: Path) -> dict[str, str]:
 def roles_of_settings(package: Path) -> dict[str, str]:
     """Return the role of each setting in the package's table, by its name."""
     return {name: call.args[1].attr for name, call in _settings(package)}
+
+
+def roles_of_derived(package: Path) -> dict[str, str]:
+    """Return the role of each group key that is in the package's settings but not in their table, by its name."""
+    tree = ast.parse((package / "parameters" / "settings.py").read_text())
+    assigned = (node for node in tree.body if isinstance(node, ast.Assign))
+    table = next(node.value for node in assigned if "_DERIVED" in map(ast.unparse, node.targets))
+    return {key.value: role.attr for key, role in zip(table.keys, table.values, strict=True)}
 
 
 def _settings(package: Path) -> Iterator[tuple[str, ast.Call]]:
