@@ -96,6 +96,14 @@ def test_keys_and_values_without_heads_or_queries_are_no_attention(kernel):
     assert cuts(kernel, without_a_name(memory, num_heads=4)) == {"key": "", "value": ""}
 
 
+def test_an_attention_inside_does_not_make_attentions_of_what_is_beside_it(kernel):
+    model = attention(three(32, 32, 32), num_heads=4)
+    model["value"], model["out"] = nn.Linear(32, 64, bias=False), nn.LayerNorm(32)
+    model.num_heads = 4
+    assert cuts(kernel, nn.ModuleDict({"block": model}))["value"] == ""
+    assert kernel.groups_for(model)[0]["split_rows"] == (8,) * 4
+
+
 def test_a_fused_weight_that_is_not_cut_is_told_whatever_its_module_is_called(kernel):
     groups = kernel.groups_for(without_a_name({"qkv": (96, 32)}))
     assert any("mixer.qkv.weight" in line and "no head size is known" in line for line in groups.choices.notes)

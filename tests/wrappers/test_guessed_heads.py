@@ -10,6 +10,13 @@ def branch(*sizes):
     return nn.Sequential(*sequence(*sizes), nn.ReLU())
 
 
+def adapted(layer):
+    """As PEFT's LoRA does it."""
+    factors = {"lora_A": linear(4, layer.in_features), "lora_B": linear(layer.out_features, 4)}
+    lists = {name: nn.ModuleDict({"default": factor}) for name, factor in factors.items()}
+    return Model(base_layer=layer.requires_grad_(False), **lists)
+
+
 # By hand: what of each model is no hidden matrix.
 MODELS = {
     "convolutions of size 1, as PointNet": (
@@ -45,6 +52,20 @@ MODELS = {
     "branches that end in an activation": (
         Model(left=branch(16, 32, 8), right=branch(16, 32, 8), out=sequence(16, 32, 10)), {"out.2.weight": LAST},
     ),
+    "towers whose outputs are read side by side": (
+        Model(user=sequence(16, 32, 8), item=sequence(16, 32, 8), top=sequence(16, 32, 10)), {"top.2.weight": LAST},
+    ),
+    "sequences one after another": (
+        nn.Sequential(sequence(8, 16, 4), nn.Flatten(), sequence(8, 16, 10)), {"2.2.weight": LAST},
+    ),
+    "a value before the layers that it reads": (Model(value_head=linear(1, 16), body=sequence(8, 32, 16)), {}),
+    "a convolution of one output before layers of a time": (
+        Model(up=nn.Conv2d(16, 32, 3), out=nn.Conv2d(32, 1, 1), time=sequence(8, 32, 32)), {},
+    ),
+    "adapters of a hidden fc and of a head": (
+        Model(fc=adapted(linear(32, 64)), fc2=adapted(linear(10, 32))),
+        {"fc2.lora_A.default.weight": LAST, "fc2.lora_B.default.weight": LAST},
+    ),
     "convolutions, and nothing linear": (Model(up=linear(16, 8), rest=nn.Sequential(nn.Conv1d(8, 8, 3))), {}),
 }  # fmt: skip
 
@@ -65,6 +86,19 @@ class Raising(Model):
         raise RuntimeError("not attached")
 
     module = base_layer = base_model = num_experts = config
+
+
+class Wrapper(Model):
+    """It has its layer under another name than wrappers do, and theirs as a property."""
+
+    @property
+    def module(self):
+        return self.inner
+
+
+def test_a_wrapper_may_hold_a_single_layer(kernel):
+    (row,) = kernel.groups_for(Wrapper(inner=linear(16, 8))).choices.rows
+    assert row.branch == "muon"
 
 
 def test_properties_that_raise_tell_nothing(kernel):

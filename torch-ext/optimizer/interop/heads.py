@@ -36,7 +36,8 @@ def heads_of(model: nn.Module) -> Heads:
     told = [head for module in model.modules() for head in _told(module)]
     network = _network(model)
     before = [layer for part in _named_heads(network) for layer in _layers_before(part)] + _read_by_later(network)
-    return Heads(told, [] if told or _has_named_head(model, before) else _last_layers(network), before)
+    guessed = [] if told or _has_named_head(model, before) else _last_layers(network)
+    return Heads(told, guessed if _fits_single_outputs(guessed, network) else [], before)
 
 
 def adapted(module: nn.Module) -> nn.Module:
@@ -104,6 +105,16 @@ def _has_named_head(model: nn.Module, hidden: Sequence[nn.Module]) -> bool:
     return any(_is_matrix(p) and _names_a_head(name, tuple(p.shape)) for name, p in named)
 
 
+def _fits_single_outputs(guessed: Sequence[nn.Module], network: nn.Module) -> bool:
+    """Whether a guess has one of the parts of one output that are heads by name, if there are any.
+
+    Otherwise the order of registration, by which it was made, is not that of the layers.
+    """
+    named = [part for name, part in network.named_children() if _names_a_head(f"{name}.weight")]
+    single = [part for part in named if (_widths(_layer(part)) or (0, 0))[1] == 1]
+    return not single or any(part in guessed for part in single)
+
+
 def _is_matrix(p: Tensor) -> bool:
     return p.ndim > 1 and min(p.shape[:2]) > 1
 
@@ -139,13 +150,16 @@ def _layers_before(head: nn.Module) -> list[nn.Module]:
 
 
 def _read_by_later(network: nn.Module) -> list[nn.Module]:
-    """Return the linear layers of `network` with a name of any linear layer that write what a later part reads."""
-    parts = [(name, _layer(child), _sizes(child)) for name, child in network.named_children() if _holds(child)]
+    """Return the linear layers of `network` with a name of any linear layer that write what a later part reads.
+
+    They come with wrappers and adapters, whose factors are in the place of the layer, too.
+    """
+    parts = [(name, child, _sizes(child)) for name, child in network.named_children() if _holds(child)]
     return [
-        layer
-        for place, (name, layer, sizes) in enumerate(parts)
-        if name in _ANY_LINEAR and isinstance(layer, nn.Linear)
-        if any(later and later[0][0] == sizes[0][1] for _, _, later in parts[place + 1 :])
+        child
+        for place, (name, child, _) in enumerate(parts)
+        if name in _ANY_LINEAR and _is_linear(child)
+        if any(later and later[0][0] == _layer(child).out_features for _, _, later in parts[place + 1 :])
     ]
 
 
@@ -176,8 +190,8 @@ def _last_layers(network: nn.Module) -> list[nn.Module]:
         return []  # transformers marks models without a head like this
     parts, beside = _parts(network), []
     while parts and isinstance(parts[-1], (nn.Sequential, nn.ModuleList)):
+        beside += [] if isinstance(network, nn.Sequential) else _ends_beside(parts[-1], parts[-2::-1])
         network = parts[-1]
-        beside += _ends_beside(network, parts[-2::-1])
         parts = [*parts[:-1], *_parts(network)]
     if not parts or not _is_linear(parts[-1]):
         return []
@@ -190,9 +204,11 @@ def _last_layers(network: nn.Module) -> list[nn.Module]:
 def _ends_beside(last: nn.Module, before: list[nn.Module]) -> list[nn.Module]:
     """Return the last layers of the sequences right before the last one that are like it, such as a second critic.
 
-    Up to their last layers both have the same ones, and the sequence does not write what the last one reads.
+    Up to their last layers both have the same ones, and the last one does not read what one of the others writes, nor
+    what all of them write side by side.
     """
     found: list[nn.Module] = []
+    written = 0
     widths, kinds = _chained(_sizes(last)), list(map(type, last.children()))
     for part in before if isinstance(last, nn.Sequential) and len(widths) > 2 else ():
         its_widths = _chained(_sizes(part))
@@ -200,7 +216,8 @@ def _ends_beside(last: nn.Module, before: list[nn.Module]) -> list[nn.Module]:
         if not alike or its_widths[0] == its_widths[-1] or not _linear_layers(part):
             break
         found.append(_linear_layers(part)[-1])
-    return found
+        written += its_widths[-1]
+    return [] if found and written == widths[0] else found
 
 
 def _chained(sizes: list[tuple[int, int]]) -> list[int]:

@@ -151,7 +151,8 @@ def _parts(name: str, p: Tensor, axis: int, owners: Sequence[nn.Module], cutting
         apart = p.ndim > 3 or _is_pair(name, p, owners[0])
         return (_GATE_AND_UP, (None, None)) if apart else _gate_and_up(leaf, rows, owners[0], cutting.gate_up)
     layers, role = without_wrappers(owners), ROLE_OF.get(leaf)
-    attention = layers[1] if bare_name(name).endswith(f"{leaf}.weight") else layers[0]
+    in_layer = len(layers) > 1 and bare_name(name).endswith(f"{leaf}.weight")  # a wrapper may be the whole model
+    attention = layers[1] if in_layer else layers[0]
     if role is None or not (role == FUSED or _is_attention(name, layers, attention)):
         return "matrix", (None, _several_in_one(name, rows // columns, layers))
     around = owners[owners.index(attention) :]
@@ -194,5 +195,6 @@ def _is_attention(name: str, layers: Sequence[nn.Module], module: nn.Module) -> 
     `layers` are the modules around it, and `module` the one that may be an attention.
     """
     names = f"{name} {' '.join(type(layer).__name__ for layer in layers[:2])}".lower()
-    has_both = {"queries", "keys"} <= rows_by_role(module, 0).keys()
+    own = (each for each, _ in module.named_parameters() if bare_name(each).count(".") < 2)  # not of parts inside
+    has_both = {"queries", "keys"} <= {ROLE_OF.get(leaf_of(each)) for each in own}
     return "attn" in names or "attention" in names or (has_both and states_heads(module))

@@ -178,8 +178,10 @@ class _Chooser:
             return "adamw", "embedding"
         if "router" in type(own_module).__name__.lower():
             return "adamw", "router"
-        if own_module in self._heads.before:  # a hidden layer, although its name says head
-            names = [name.rpartition(".")[2] for name in names]
+        depths = (depth for depth, module in enumerate(owners_by_name[0]) if module in self._heads.before)
+        depth = next(depths, None)
+        if depth is not None:  # in a hidden layer, although its name says head
+            names = [".".join(unparametrized(name).split(".")[-depth - 1 :]) for name in names]
         return decide(names, p, None, stack_in(names[0], p, own_module))
 
     def _owners(self, name: str) -> list[nn.Module]:
