@@ -104,6 +104,12 @@ CASES = {
         setting("momentum_dtype", None),
         setting("momentum_dtype", "int8"),
     ),
+    "momentum of another dtype": (
+        {"momentum_dtype": "float32"},
+        torch.float32,
+        setting("momentum_dtype", "bfloat16"),
+        setting("momentum_dtype", "float32"),
+    ),
     "AdamW": ({}, torch.float32, setting("use_muon", False), setting("use_muon", True)),
     "a parameter taken out": ({}, torch.float32, without_the_matrix, with_the_matrix),
     "a matrix thawed": ({}, torch.float32, trained("b.weight", True), trained("b.weight", False)),
