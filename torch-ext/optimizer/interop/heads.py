@@ -165,7 +165,8 @@ def _read_by_later(network: nn.Module) -> list[nn.Module]:
 
 def _sizes(part: nn.Module) -> list[tuple[int, int]]:
     """Return what each linear layer in a part reads and writes, in the order of registration."""
-    return [(layer.in_features, layer.out_features) for layer in part.modules() if isinstance(layer, nn.Linear)]
+    layers = (layer for layer in part.modules() if isinstance(layer, nn.Linear) and hasattr(layer, "in_features"))
+    return [(layer.in_features, layer.out_features) for layer in layers]
 
 
 def _widths(module: nn.Module) -> Optional[tuple[int, int]]:
