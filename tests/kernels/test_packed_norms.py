@@ -17,12 +17,6 @@ WHOLE = 70, 128  # rows of whole units, so that a contiguous matrix may be walke
 LONG = [pytest.param(shape, marks=pytest.mark.many_blocks) for shape in (LONG_ROWS, LONG_ROWS[::-1])]
 SHAPES = [SHAPE, RAGGED, ALIGNED, ALIGNED[::-1], WHOLE, WHOLE[::-1], (64, 64), *LONG, (1, 1), (5, 1), (1, 5)]
 
-# Of three tensors any two meet in any two layouts. `test_native_ops.py` tries all layouts of all three, without norms.
-KINDS = list(LAYOUTS.values())
-OF_THREE = [
-    (KINDS[i], KINDS[j], KINDS[(i + j) % len(KINDS)]) for i, j in itertools.product(range(len(KINDS)), repeat=2)
-]
-
 pytestmark = [pytest.mark.usefixtures("device"), on_every_place()]
 
 
@@ -65,7 +59,7 @@ def test_norms_are_of_what_is_stored(assert_norms, dtypes):
 def test_norms_do_not_depend_on_strides(assert_norms, shape, dtype):
     values = random(shape, torch.float32, 0), random(shape, torch.float32, 1), torch.zeros(shape, dtype=dtype)
     first = None
-    for layouts in OF_THREE:
+    for layouts in itertools.product(LAYOUTS.values(), repeat=3):
         momentum, gradient, packed = (layout(x) for layout, x in zip(layouts, values))
         norms = assert_norms([momentum], [gradient], packed[None])
         first = norms if first is None else first
@@ -78,7 +72,7 @@ def test_norms_come_with_momentum_in_8_bits(assert_norms, shape, turned):
     codes, scale = stored(shape[::-1] if turned else shape, 0)
     codes, scale = (codes.mT, scale.mT) if turned else (codes, scale)
     gradient, packed = random(shape, torch.float32, 1), torch.zeros(shape, dtype=torch.bfloat16)
-    for layouts in OF_THREE:
+    for layouts in itertools.product(LAYOUTS.values(), repeat=3):
         of_codes, of_scales, out = (layout(x) for layout, x in zip(layouts, (codes, scale, packed)))
         assert_norms([of_codes], [gradient], out[None], momentum_scale=[of_scales])
 

@@ -16,12 +16,6 @@ SHAPES = (130, 200), (3, 70), (70, 3), (5, 64), (1, 5000), (1, 1), (300, 1)
 LONG_ROWS = pytest.param((3, 9001), marks=pytest.mark.many_blocks)
 ALIGNED = 144, 80  # rows and columns of codes start where an access of a GPU does
 BETA = 0.95
-# Of codes, scales, gradient and directions any three meet in any three layouts.
-KINDS = list(LAYOUTS.values())
-OF_FOUR = [
-    (KINDS[i], KINDS[(i + j + k) % len(KINDS)], KINDS[j], KINDS[k])
-    for i, j, k in itertools.product(range(len(KINDS)), repeat=3)
-]
 
 pytestmark = [pytest.mark.usefixtures("device"), on_every_place()]
 
@@ -155,7 +149,7 @@ def test_strides_do_not_change_a_bit(pack_, shape, along):
     wanted = [codes.clone(), scale.clone()]
     wanted.append(packed_by(pack_, *wanted, gradient, torch.float16))
     turned = (lambda x: x.mT) if along == "columns" else (lambda x: x)
-    for layouts in OF_FOUR:
+    for layouts in itertools.product(LAYOUTS.values(), repeat=4):
         values = codes, scale, gradient, torch.zeros(shape, dtype=torch.float16)
         given = [layout(x) for layout, x in zip(layouts, values)]
         momentum, scales, its_gradient, packed = map(turned, given)
