@@ -7,8 +7,8 @@ python -m examples.train_fsdp2 --layout single --steps 40
 `fsdp` shards every parameter over all processes. `hsdp` shards over half of them, with two copies. `tp` splits the MLPs
 in two by tensor parallelism, and shards over the rest. With each layout the model sees the same windows in the same
 order, and ends at the same loss up to rounding, because gradients are summed in another order. For that, the shares of
-the 16 windows must be equally large, so there may be 2, 4, 8 or 16 processes. It runs on CPUs, over gloo; `--build` is
-the folder into which `make build` has put the kernel.
+the 16 windows must be equally large: with another number of processes it says which ones will do. It runs on CPUs, over
+gloo; `--build` is the folder into which `make build` has put the kernel.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any, Iterator, List, NamedTuple, Optional, Sequence
 
 from torch import Tensor, nn
@@ -210,19 +211,15 @@ def _ends_beside(last: nn.Module, before: list[nn.Module]) -> list[nn.Module]:
     """
     found: list[nn.Module] = []
     written = 0
-    widths, kinds = _chained(_sizes(last)), list(map(type, last.children()))
+    widths, kinds = list(chain(*_sizes(last))), list(map(type, last.children()))
     for part in before if isinstance(last, nn.Sequential) and len(widths) > 2 else ():
-        its_widths = _chained(_sizes(part))
+        its_widths = list(chain(*_sizes(part)))
         alike = list(map(type, part.children())) == kinds and its_widths[:-1] == widths[:-1]
         if not alike or its_widths[0] == its_widths[-1] or not _linear_layers(part):
             break
         found.append(_linear_layers(part)[-1])
         written += its_widths[-1]
     return [] if found and written == widths[0] else found
-
-
-def _chained(sizes: list[tuple[int, int]]) -> list[int]:
-    return [width for pair in sizes for width in pair]
 
 
 def _beside(last: Any, before: list[nn.Module]) -> list[nn.Module]:

@@ -195,6 +195,9 @@ def _is_attention(name: str, layers: Sequence[nn.Module], module: nn.Module) -> 
     `layers` are the modules around it, and `module` the one that may be an attention.
     """
     names = f"{name} {' '.join(type(layer).__name__ for layer in layers[:2])}".lower()
+    if "attn" in names or "attention" in names:
+        return True
+    if not states_heads(module):
+        return False
     near = (each for each, _ in module.named_parameters() if bare_name(each).count(".") < 2)  # not of parts inside
-    has_both = {"queries", "keys"} <= {ROLE_OF.get(leaf_of(each)) for each in near}
-    return "attn" in names or "attention" in names or (has_both and states_heads(module))
+    return {"queries", "keys"} <= {ROLE_OF.get(leaf_of(each)) for each in near}
