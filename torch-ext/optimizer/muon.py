@@ -98,8 +98,8 @@ class Muon(Optimizer):
             means the same), or a function of the matrix's rows and columns.
         use_addmm: torch's choice between implementations. It changes nothing here.
         foreach, fused: torch's choices between implementations; leave them out. None and False change nothing. True
-            raises, but for groups that use that implementation anyway: `fused` in the dict of a group that AdamW alone
-            updates, `foreach` in that of one for NAdamW. In a group that is made already it has no effect.
+            raises, except in the dict of a group whose update is implemented so anyway: `fused` where AdamW alone
+            updates the group, `foreach` where NAdamW does. In a group that is made already they have no effect.
         update_rms: root mean square of an update with `match_rms_adamw` at `lr` 1, for matrices that lack no direction:
             0.2, or 0.18 as in DeepSeek-V4. Gradients of low rank give less.
         ns_dtype: dtype of the iteration, a torch.dtype or its name. None: float64 for float64 matrices, else float16 on
@@ -132,8 +132,8 @@ class Muon(Optimizer):
         normalize_spatial: divide the updates of `batched` convolutions by sqrt(positions).
         expert_keys: components of names whose parameters (E, rows, cols) are stacks of E matrices.
         stacked: whether parameters of three or more dimensions are stacks of matrices (True) or convolutions (False).
-            None: their names decide, by `expert_keys` or a component with `conv`. If a name shows neither, AdamW
-            updates a parameter of three dimensions, with a warning; one of more is a convolution.
+            None: their names decide, by `expert_keys` or a component with `conv`; without either, more than three
+            dimensions are a convolution. If that leaves it open, AdamW updates the parameter, with a warning.
         is_muon: a function `(name, parameter) -> True, False or None`; None leaves the decision to routing. It is not
             asked about groups that set `use_muon`, as all groups of `groups_for` do.
         fallback: optimizer of the other parameters: `adamw`, or `nadamw` (AdamW with Nesterov momentum).
