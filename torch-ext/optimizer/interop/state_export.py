@@ -51,9 +51,7 @@ def export_state(optimizer: Muon, target: torch.optim.Optimizer) -> dict[str, An
 
 
 def _state_of(p: Tensor, name: str, group: Group, optimizer: Muon, known: tuple[bool, tuple[str, ...]]) -> dict:
-    """Return copies of the state tensors that the target uses; none if the parameter belongs to the other branch, or
-    to other ranks.
-    """
+    """Return copies of the state tensors that the target uses; {} if the other branch, or other ranks, have `p`."""
     use_muon, keys = known
     if group["use_muon"] != use_muon or p not in optimizer.state or is_elsewhere(p):
         return {}

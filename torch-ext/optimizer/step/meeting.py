@@ -1,8 +1,8 @@
-"""Check that ranks which share parameters take the same step: with equal settings, with gradients on all replicas or
-none, and with the same gradient scale.
+"""Check that ranks which share parameters take the same step.
 
-The check is part of the small message that also reports overflow of gradients. The message has the same length for all
-optimizers and plans, because ranks with different ones may meet by mistake.
+They must have equal settings, gradients on all replicas or on none, and the same gradient scale. The check is part of
+the small message that also reports overflow of gradients. The message has the same length for all optimizers and plans,
+because ranks with different ones may meet by mistake.
 """
 
 from __future__ import annotations
