@@ -7,8 +7,9 @@ What is known of the model is its parameters' names and shapes, in its own order
     json.dump({name: list(p.shape) for name, p in model.named_parameters()}, open("parameters.json", "w"))
 
 or a state dict of the model, saved by torch.save, if it has no buffers. Build the optimizer as usual afterwards, of
-model.named_parameters() and with the same settings, and load the new file. Where a parameter is another's in the old
-file, an embedding of Muon's for one, give --muon the names of all that are Muon's, and the same `is_muon` to `Muon`.
+model.named_parameters() and with the same settings, and load the new file. If the old optimizer gave Muon a parameter
+that `Muon` here gives to AdamW, such as an embedding, or the other way round: name all of Muon's parameters by --muon,
+and give `Muon` an `is_muon` that chooses the same ones.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--model", type=Path, required=True, help="names and shapes: JSON, or the model's state dict")
     made.add_argument("--output", type=Path, required=True, help="file to write")
     made.add_argument("--key", default="", help="where in the file the state dict is, such as optimizer_states.0")
-    made.add_argument("--adamw", type=Path, help="of the AdamW beside torch.optim.Muon")
+    made.add_argument("--adamw", type=Path, help="file with the state dict of the AdamW beside torch.optim.Muon")
     made.add_argument("--order", type=Path, help="JSON list of names in the checkpoint's order, if that is another")
     made.add_argument("--muon", nargs="+", help="patterns of all names that are Muon's; else shapes and names decide")
     made.add_argument("--settings", type=json.loads, default={}, help="arguments of Muon, as JSON")

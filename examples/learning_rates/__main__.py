@@ -1,6 +1,8 @@
 """From source to a table of learning rates: build, publish, load back, train, and write what each rate reaches.
 
 python -m examples.learning_rates [--output FILE] [--quick]
+
+A second run goes on where the first one ended. What --quick finds is written only where --output says.
 """
 
 from __future__ import annotations
@@ -13,5 +15,5 @@ from ..character_model.delivery import with_published_kernel
 from .experiment import parsed_arguments
 
 if __name__ == "__main__":
-    parsed_arguments()  # before the build, which help and mistakes need not wait for
+    parsed_arguments(__doc__)  # before the build, which help and mistakes need not wait for
     sys.exit(with_published_kernel(Console(), "-m", "examples.learning_rates.experiment", *sys.argv[1:]))

@@ -26,15 +26,15 @@ from .plan import FULL, MODELS, QUICK, Measure, Size, Training, candidates, fina
 from .problems import loss_after
 
 
-def parsed_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parsed_arguments(description: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="results file; by default in benchmarks/results/training")
     parser.add_argument("--quick", action="store_true", help="a few steps, to see that it runs; proves nothing")
     return parser.parse_args()
 
 
 def main() -> int:
-    arguments = parsed_arguments()
+    arguments = parsed_arguments(__doc__)
     output, size = output_of(arguments, "learning-rates"), QUICK if arguments.quick else FULL
     torch.set_num_threads(1)
     kernel = load(REPO_ID, VERSION)

@@ -16,7 +16,7 @@ from benchmarks.peers import load_peer
 from ..character_model.comparison import BETAS, WEIGHT_DECAY
 from ..character_model.model import HEAD, WIDTH
 
-# (kernel, model, lr, lr of what is no matrix) -> the optimizer of a model, which it may change
+# (kernel, model, lr, lr of parameters that are not matrices) -> the optimizer of a model, which it may change
 Make = Callable[[ModuleType, nn.Module, float, float], Optimizer]
 
 

@@ -30,8 +30,8 @@ from .trials import FULL, QUICK, Job, Size, corpus, load, work
 PROCESSES = 2
 
 
-def parsed_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parsed_arguments(description: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="results file; by default in benchmarks/results/training")
     parser.add_argument("--peers", type=Path, help="a folder with timm in it (requirements/benchmark.txt)")
     parser.add_argument("--quick", action="store_true", help="a few steps, to see that it runs; proves nothing")
@@ -52,7 +52,7 @@ def last_words(arguments: argparse.Namespace, path: Path | None, page: str) -> s
 
 
 def main() -> int:
-    arguments = parsed_arguments()
+    arguments = parsed_arguments(__doc__)
     output, size = output_of(arguments, "recipes"), QUICK if arguments.quick else FULL
     settings = {**asdict(size), "corpus": corpus().sha256}
     here = facts(load(REPO_ID, VERSION), torch.device("cpu"), settings)
@@ -75,7 +75,7 @@ def main() -> int:
 
         first = Job(BASELINE, 0.0)
         run_jobs([first], size, file, pool, ended)
-        # What is no matrix has, in all recipes, the rate at which AdamW alone is best.
+        # Parameters that are not matrices have, in all recipes, the rate at which AdamW alone is best.
         run_jobs(jobs(file.rows[first.key]["lr"]), size, file, pool, ended)
     console.print(last_words(arguments, output, "recipes"))
     return 0

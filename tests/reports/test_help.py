@@ -9,6 +9,8 @@ import pytest
 
 # Those that take few arguments or none, and begin long work.
 TOOLS = {
+    "examples.learning_rates": "examples/learning_rates/__main__.py",
+    "examples.recipes": "examples/recipes/__main__.py",
     "tools.emulation.debian": "tools/emulation/debian.py",
     "tools.emulation.fingerprint": "tools/emulation/fingerprint.py",
     "tools.feigned_gpu": "tools/feigned_gpu/__main__.py",

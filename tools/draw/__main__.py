@@ -5,7 +5,7 @@
 loss      from logs: against steps and time; of several seeds (muon-0.jsonl, muon-1.jsonl) the mean and the range
 updates   from a log: the root mean square of each layer's updates
 spectra   from a checkpoint: singular values of momentum before orthogonalization and after it; needs a build in build/
-routing   from a checkpoint: whose each parameter is, and how large
+routing   from a checkpoint: who updates each parameter, and how large it is
 memory    from a checkpoint: bytes of the state by branch
 step      from a trace of torch.profiler: which operators the time goes to
 

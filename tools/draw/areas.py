@@ -1,4 +1,4 @@
-"""Areas and bars of a checkpoint: whose each parameter is and how large, and what the state takes."""
+"""Areas and bars of a checkpoint: who updates each parameter and how large it is, and what the state takes."""
 
 from __future__ import annotations
 
