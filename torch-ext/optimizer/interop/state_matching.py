@@ -103,6 +103,7 @@ def _matched_by_name(
 
 
 def _misfits(parameter: Entry, entry: Entry, source: Source) -> list[str]:
+    """Return why an entry of the source does not fit its parameter, in sentences; empty if it does."""
     if entry.branch not in (parameter.branch, None):
         return [f"{parameter.name} belongs to {entry.branch} in the source, and to {parameter.branch} here"]
     wanted = set(source.state[parameter.branch].values())

@@ -109,6 +109,7 @@ def _moonlight_branch(group: Group, state: Mapping[str, Any]) -> Optional[str]:
 
 
 def _adapt_timm_(settings: Settings, group: Group, branch: str) -> None:
+    """Translate in place timm's rate of the fallback, its NAdamW by `nesterov`, and its safety factor."""
     if branch == "adamw":
         scale = group.get("fallback_lr_scale")
         if scale is None:  # older versions have a separate learning rate
@@ -127,6 +128,7 @@ def _adapt_timm_(settings: Settings, group: Group, branch: str) -> None:
 
 
 def _adapt_dion_(settings: Settings, group: Group, branch: str) -> None:
+    """Translate in place dion's betas of AdamW, its `flatten`, and its names of multipliers."""
     if branch == "adamw":
         settings["adamw_betas"] = (group["beta1"], group["beta2"])
         return

@@ -90,6 +90,7 @@ def _settings_of(args: Any) -> dict[str, Any]:
 
 
 def _warn_of_ignored(settings: dict[str, Any]) -> None:
+    """Warn of the fields of TrainingArguments that no setting replaces."""
     ignored = [field for setting, fields in _FIELDS.items() if setting not in settings for field in fields]
     if ignored:
         warn_user(

@@ -93,6 +93,7 @@ SYMMETRIC = symmetric_table(None)
 
 
 def _native_tables(dtype: torch.dtype, instructions: str) -> dict[str, Products]:
+    """Return by name torch's table, and those of `gemm_` with these instructions."""
     native = NATIVE._replace(name=f"gemm_ ({instructions})")
     whole = native_products.gram_newton_schulz
     if dtype == torch.float32:
@@ -156,6 +157,7 @@ def _symmetric(device: torch.device, dtype: torch.dtype, m: int, k: int, among: 
 def _cpu_products(
     device: torch.device, dtype: torch.dtype, size: tuple[int, int], circumstances: Circumstances, method: str
 ) -> Products:
+    """Return the table that was measured for exactly this size, or else the first default that has not failed."""
     tables, failures = cpu_tables(dtype), failed_here(device, dtype, "cpu_products")
     if circumstances.table is not None or len(tables) == 1:
         return tables[circumstances.table or "SINGLE"]

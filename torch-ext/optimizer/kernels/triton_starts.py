@@ -93,6 +93,7 @@ def _part_in_c(run: Any, panels: int) -> Optional[_PartInC]:
 
 
 def _direct(below: _PartInC, compiled: Any, grid: tuple[int, int, int], panels: Sequence) -> Starter:
+    """Return the start of a launch that passes all arguments to the launcher's part in C."""
     run, launch, function, metadata = compiled.run, below.launch, compiled.function, compiled.packed_metadata
     (x, y, z), options = grid, (run.launch_cooperative_grid, run.launch_pdl)
     kept = [Descriptors(make, *panel) for make, panel in zip(below.makes, panels)] or [_Addresses()] * 2

@@ -90,6 +90,7 @@ class Batch:
 
     @property
     def _iteration_bytes(self) -> int:
+        """The most bytes that its iteration works in beside `memory`."""
         (m, n), iteration, count = sorted(self.packed_shape), self.iteration, len(self.matrices)
         work, square = iteration.work_dtype.itemsize, m * m * iteration.chain_dtype.itemsize
         if chain_key(self.device, iteration) is not None:

@@ -188,6 +188,7 @@ def replica_subset(layout: Layout, count: int, rank: int) -> Layout:
 
 
 def _chunk(messages: Messages, rank: int, chunk_bytes: Optional[int]) -> Chunk:
+    """Return the chunk with these messages, and what `rank` does of it as an owner: alone, and in teams."""
     positions = {matrix: i for i, matrix in enumerate(messages.owner.matrices)}
 
     def owned(batch: Batch) -> OwnedBatch:
@@ -205,6 +206,7 @@ def _chunk(messages: Messages, rank: int, chunk_bytes: Optional[int]) -> Chunk:
 
 
 def _owned_batch(batch: Batch, positions: tuple[int, ...], side: OwnerSide) -> OwnedBatch:
+    """Return a batch of an owner, whose matrices have `positions` among all of the owner's, and where parts are."""
     in_batch = {position: i for i, position in enumerate(positions)}
     parts = [(in_batch[part.position], part) for part in side.parts if part.position in in_batch]
     came = [(i, part) for i, part in parts if part.gathered is not None]

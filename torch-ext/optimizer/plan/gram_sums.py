@@ -101,6 +101,7 @@ def _batch_key(matrix: Matrix) -> Hashable:
 
 
 def _batch(matrices: Sequence[Matrix], rank: int) -> SummedBatch:
+    """Return the batch of matrices that have one `_batch_key`."""
     first = matrices[0]
     part, side = first.part(rank), first.shards.lengthwise(first.index)
     return SummedBatch(

@@ -114,6 +114,7 @@ def layout_of(name: str, tensor: Tensor, ranks: Optional[tuple[int, ...]] = None
 
 
 def _check_local_shape(name: str, tensor: DTensor, layout: Layout) -> None:
+    """Raise as `layout_of` does if this rank's part does not have the shape that placements say."""
     expected = tuple(length(runs) for runs in runs_of(layout, this_rank()))
     shape = tuple(tensor._local_tensor.shape)
     both_empty = 0 in shape and 0 in expected  # fully_shard drops the rows of a part that lacks only columns
@@ -248,6 +249,7 @@ def _numbers_of(mesh: DeviceMesh) -> Mesh:
 
 
 def _split_of(name: str, placement) -> Optional[tuple[int, int]]:
+    """Return what a placement splits, and how, as `Layout.splits` has it; ValueError for one that is unknown."""
     if isinstance(placement, Replicate):
         return None
     if isinstance(placement, _StridedShard):  # tested before Shard, of which it is a subclass in some torch versions

@@ -229,6 +229,7 @@ def _seed_of(name: str) -> int:
 
 
 def _fallback_batches(groups: Groups, replica_ranks: Optional[Ranks]) -> Iterator[FallbackBatch]:
+    """Yield the batches of the groups that the fallback updates."""
     for number, group in enumerate(groups):
         if group["use_muon"]:
             continue

@@ -148,6 +148,7 @@ def _keep(ranks: Ranks, group: dist.ProcessGroup) -> None:
 
 
 def _new_group(ranks: Ranks, names: str) -> dist.ProcessGroup:
+    """Make a group of `ranks` in which only these take part, with the world's timeout."""
     world = dist.group.WORLD
     # If the world is bound to a device, torch would split its communicator, which is a collective of all ranks.
     device, world.bound_device_id = world.bound_device_id, None

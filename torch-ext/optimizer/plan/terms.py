@@ -122,6 +122,7 @@ def counterweight(ranks: Ranks) -> int:
 
 
 def _terms(ranks: Ranks, common_line: str, failed: str, parameters: Sequence[_Shared]) -> Terms:
+    """Return the terms of some ranks, from all parameters that they share."""
     names, lines, group_positions = zip(*((each.name, each.line, each.group_positions) for each in parameters))
     digest = hashlib.sha256("\n".join((common_line, *lines)).encode()).hexdigest()
     sets = tuple(_copies(parameters)), tuple(_local_shards(parameters))

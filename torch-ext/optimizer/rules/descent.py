@@ -91,6 +91,7 @@ def scale_rows_(p: Tensor, row_scale: Tensor, remainder: Optional[Tensor], unles
 
 
 def _together(values: Sequence[Number]) -> Tensor:
+    """Return one number, or one for each matrix, in a tensor that kernels read without waiting."""
     if len(values) == 1:
         return as_tensor(values[0])
     devices = [value.device for value in values if isinstance(value, Tensor)]

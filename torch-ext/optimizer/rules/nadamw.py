@@ -54,6 +54,7 @@ def nadamw_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScali
 
 
 def _update_(used: list[list[Tensor]], gradients: Sequence[Tensor], steps: list[Tensor], rule: FallbackRule) -> None:
+    """Update parameters and averages in `used`, in place; `steps` have counted this step."""
     parameters, averages, squares = used
     beta1, beta2 = rule.betas
     device, dtype = parameters[0].device, parameters[0].dtype

@@ -81,6 +81,7 @@ class UpdateGraphs:
         return PackedChain(members, partial(polar_updates, members))
 
     def _eager(self, batch: Batch, count: int, eps: float) -> Packed:
+        """Return memory for matrices of a batch that no graph updates."""
         if batch.device.type == "cpu":
             directions, *memory = self._host.views(batch, count)
         else:  # torch keeps the memory of such devices for the next batch

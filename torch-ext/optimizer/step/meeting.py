@@ -141,6 +141,7 @@ class Meeting:
         return Sums(*self._sums.read())
 
     def _in_words(self, statements: Mapping[int, Statement]) -> str:
+        """Return which ranks act differently from each other, and what to do about it."""
         first, odd = first_difference(statements, lambda statement: statement.identity)
         numbered = {rank: statements[rank].has_number for rank in (first, odd)}
         hint = ""

@@ -65,6 +65,7 @@ def gradient_norms(groups: Iterable[Group], grad_scale: Optional[Tensor]) -> dic
 
 
 def _norm(tensors: list[Tensor], grad_scale: Optional[Tensor]) -> Tensor:
+    """Return the norm of all tensors together, divided by `grad_scale` if there is one."""
     if not tensors:  # zero whatever the scale, and the host would wait to divide by one that is on a device
         return torch.zeros((), dtype=torch.float64, device="cpu")
     exact = torch.float64

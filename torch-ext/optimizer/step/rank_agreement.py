@@ -146,6 +146,7 @@ class RankAgreement:
         scaling: GradientScaling,
         layouts: Mapping[Tensor, str],
     ) -> tuple[list[Meeting], dict[Ranks, Tensor]]:
+        """Compare `act` among all ranks that share parameters; return the meetings, and overflows by ranks."""
         read_all(terms)
         # Not when it is planned: a rank may make or plan some optimizer that the others do not, but here all meet.
         offer_groups(group for group in (reference() for reference in self._groups) if group is not None)

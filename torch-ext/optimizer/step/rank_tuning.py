@@ -167,6 +167,7 @@ class TuningAgreement:
         return found.summary if measures else f"{found.summary}, by rank {rank}"
 
     def _answer(self, task: Task, waiting: int) -> Answer:
+        """Return what this rank knows of a task, or measures now; an error as text, because other ranks wait."""
         kept = own_measurement(self._key, task.need)
         if is_complete(kept) or (kept is not None and task.need in self._left):
             finding = self._tuner.note(task, kept)

@@ -65,6 +65,7 @@ def check_memory(groups: Sequence[Group], state: Mapping[Tensor, Any]) -> None:
 
 
 def _with_state(groups: Sequence[Group], state: Mapping[Tensor, Any]) -> list[tuple[str, Tensor]]:
+    """Return name and tensor of each parameter that has or gets a state."""
     return [(name, p) for group in groups for name, p in named_parameters(group) if has_state(p, state)]
 
 
@@ -122,6 +123,7 @@ def _bring_state_(state: dict[str, Tensor], name: str, p: Tensor, group: Group) 
 
 
 def _check_parameter(name: str, p: Tensor, group: Group, replica_ranks: Optional[Ranks]) -> None:
+    """Raise TypeError or ValueError if a parameter does not fit the settings of its group."""
     check_parameter(name, p, group["use_muon"], group["master_weights"])
     if group["use_muon"]:
         asked = {key: group[key] for key in ("ns_dtype", "momentum_dtype")}

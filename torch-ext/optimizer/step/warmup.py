@@ -93,14 +93,15 @@ def _reduce_a_number(ranks: Ranks, device: torch.device) -> None:
 
 def _exchange_a_byte(exchange: Exchange) -> None:
     """Let each rank send a byte to each other rank, because the first message between two ranks connects them."""
-    first = exchange.chunks[0]
-    sent = torch.zeros(len(exchange.ranks), dtype=torch.uint8, device=first.first.parameter.device)
-    group = group_of(exchange.ranks, first.names)
-    with explaining_timeouts("warm-up", first.names):
+    chunk = exchange.chunks[0]
+    sent = torch.zeros(len(exchange.ranks), dtype=torch.uint8, device=chunk.first.parameter.device)
+    group = group_of(exchange.ranks, chunk.names)
+    with explaining_timeouts("warm-up", chunk.names):
         dist.all_to_all_single(torch.empty_like(sent), sent, group=group)
 
 
 def _kernels(plan: Plan, groups: Sequence[Group]) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yield a description and a function for each stage that compiles kernels of a step."""
     # Chains that differ only in eps, or in how many matrices they have, are compiled once.
     chains = {kinds_of(BatchToPack(batch, 1, 0.0) for batch in chain): chain for chain in plan.chains()}
     for chain in chains.values():

@@ -142,6 +142,7 @@ def _prove_product(
 
 
 def _small_ways(task: Task, configs: Optional[Sequence[AnyConfig]]) -> _Ways:
+    """Return the ways to orthogonalize small matrices: all in one launch, or by separate products."""
     device, dtype, size = task.device, getattr(torch, task.need.dtype), task.need.size
     iteration = _iteration(device, dtype, size)._replace(in_one_launch=False)
     G = drawn(device, task.count, *size)
