@@ -437,7 +437,7 @@ class Muon(Optimizer):
         The error names the tensors and ranks. Either hardware has failed, or something has changed one replica only.
         Replicas exist in HSDP, in tensor parallelism, and on the ranks of `ExchangeOptions.process_group`. All ranks
         must call it, for example every 100 steps. It reads every replicated tensor once and waits for the device. The
-        first step, and the first one after a load, compare replicas, too.
+        first step, and the first one after a load, compare replicas, too. If plans differ it raises ValueError.
         """
         self._check_last_step()
         terms = self._current_plan().terms

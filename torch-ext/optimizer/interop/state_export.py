@@ -25,7 +25,8 @@ def export_state(optimizer: Muon, target: torch.optim.Optimizer) -> dict[str, An
     package has is left out: second moments of NorMuon, and the lower halves of `master_weights`.
 
     Tensors are copies; `optimizer` and `target` do not change. Raises TypeError for other optimizers, and ValueError
-    for parameters that `optimizer` does not have, for 8-bit momentum, and for AMSGrad, whose maxima are unknown here.
+    for parameters that `optimizer` does not have, for 8-bit momentum, and for AMSGrad, whose maxima are unknown here;
+    RuntimeError as `Muon.state_dict` does.
     """
     known = next((keys for kind, keys in _KEYS.items() if isinstance(target, kind)), None)
     if not isinstance(optimizer, Muon) or known is None:

@@ -18,8 +18,9 @@ def matmul_transpose(X: Tensor, out: Optional[Tensor] = None) -> Tensor:
 
     `out` has the result's shape, and X's dtype and device; it may have any strides. X is not changed. The result is bit
     for bit symmetric if the symmetric kernel runs. Elsewhere, and if a gradient is needed, it comes from torch's
-    product and is only as symmetric as that. Raises TypeError unless X is a tensor. Raises ValueError for fewer than
-    two dimensions, for a dtype that is not floating point, and for an `out` that does not fit or shares X's storage.
+    product and is only as symmetric as that. Raises TypeError unless X, and `out` if that is given, are tensors. Raises
+    ValueError for fewer than two dimensions, for a dtype that is not floating point, and for an `out` that does not fit
+    or shares X's storage.
     """
     if not isinstance(X, Tensor):
         raise TypeError(f"matmul_transpose needs a tensor, got {type(X).__name__}: write torch.as_tensor(...)")

@@ -49,9 +49,10 @@ def orthogonalize(
     matrix gives zeros even with `eps` 0, and a NaN stays in its own matrix. On a CPU a matrix gets the same bits alone
     and in any batch.
 
-    Raises TypeError for a DTensor and for anything but a tensor. Raises ValueError for fewer than two dimensions,
-    for a sparse tensor, for a dtype that is none of `DTYPES` or that the device cannot multiply, for an eps
-    that is negative or not finite, for an invalid schedule, and for a method that is unknown or not safe in the dtype.
+    Raises TypeError for a DTensor and for anything but a tensor, for an eps that is no number, and for `ns_steps` that
+    is no integer. Raises ValueError for fewer than two dimensions, for a sparse tensor, for a dtype that is none of
+    `DTYPES` or that the device cannot multiply, for an eps that is negative or not finite, for an invalid schedule, for
+    a method that is unknown or not safe in the dtype, and for a GPU that this build has no code for.
     Source: Jordan, Muon (2024); Amsel et al., The Polar Express, arXiv:2505.16932.
     """
     if not isinstance(G, Tensor):
