@@ -53,7 +53,7 @@ def test_every_symmetric_gemm_config_is_linted(kernel, variant):
     tuned = kernel.kernels.tuned
     linted = {(case.gpu, case.dtype, tuple(case.config)) for case in cases.all_cases(variant)}
     sides = (1, 64, 256, 257, 768, 769, 1000, 4096, 20000)
-    dtypes = kernel.kernels.operands.DTYPES
+    dtypes = kernel.kernels.operands.TRITON_DTYPES
     for gpu, dtype, m, *flags in itertools.product(cases.GPUS, dtypes, sides, (False, True), (False, True)):
         if flags[0] and not cases.takes_descriptors(gpu, variant):
             continue

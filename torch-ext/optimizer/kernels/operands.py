@@ -9,20 +9,21 @@ from torch import Tensor
 
 from .portable.memory import extent
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+# What Triton's kernels multiply: float64 is not among it.
+TRITON_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def check_operands(A: Tensor, B: Tensor, D: Optional[Tensor], C: Tensor) -> None:
     """Raise ValueError unless A (b, m, k), B (b, k, m), D and C (b, m, m) fit each other.
 
-    All must have one dtype, of `DTYPES`, and one device. C must share no storage with A, B or D, and must not have two
-    entries at one address.
+    All must have one dtype, of `TRITON_DTYPES`, and one device. C must share no storage with A, B or D, and must not
+    have two entries at one address.
     """
     device = device_of(A)
     square = (*A.shape[:1], *A.shape[1:2], *A.shape[1:2])
     wanted = {"B": (B, (*A.shape[:1], *A.shape[:0:-1])), "D": (D, square), "C": (C, square)}
-    if A.ndim != 3 or A.dtype not in DTYPES:
-        raise ValueError(f"A must be (b, m, k) in {', '.join(map(str, DTYPES))}, got {tuple(A.shape)} {A.dtype}")
+    if A.ndim != 3 or A.dtype not in TRITON_DTYPES:
+        raise ValueError(f"A must be (b, m, k) in {', '.join(map(str, TRITON_DTYPES))}, got {tuple(A.shape)} {A.dtype}")
     for name, (x, shape) in wanted.items():
         if x is not None and (tuple(x.shape) != shape or x.dtype != A.dtype or device_of(x) != device):
             raise ValueError(

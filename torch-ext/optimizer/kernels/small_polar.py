@@ -28,7 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .native import define_operation
-from .operands import DTYPES, device_of
+from .operands import TRITON_DTYPES, device_of
 from .panels import TINY, applied, normalize, pointers
 from .portable.memory import extent
 from .small_steps import check_steps, coefficients_and_ends, steps_of
@@ -107,7 +107,7 @@ def launch_small_polar(G: Tensor, C: Tensor, steps: Sequence[float], scaling: tu
 def fits(m: int, n: int, dtype: torch.dtype) -> bool:
     """Whether `small_polar` takes m x n matrices, or their transposes, with this work dtype."""
     short, long = min(m, n), max(m, n)
-    return short <= PADDED_SIDES[-1] and dtype in DTYPES and long <= _longest(short)
+    return short <= PADDED_SIDES[-1] and dtype in TRITON_DTYPES and long <= _longest(short)
 
 
 def small_polar(
@@ -187,14 +187,14 @@ def check_operands(
 ) -> None:
     """Raise ValueError unless G (b, m, n), m <= 128, and C fit each other and the other arguments make sense.
 
-    G's dtype and the work dtype must be in `DTYPES`. C must have the work dtype or float32, share no storage with G,
-    and not have two entries at one address.
+    G's dtype and the work dtype must be in `TRITON_DTYPES`. C must have the work dtype or float32, share no storage
+    with G, and not have two entries at one address.
     """
-    if G.ndim != 3 or G.dtype not in DTYPES or G.size(1) > PADDED_SIDES[-1]:
-        wanted = f"(b, m, n) with m <= {PADDED_SIDES[-1]} in {', '.join(map(str, DTYPES))}"
+    if G.ndim != 3 or G.dtype not in TRITON_DTYPES or G.size(1) > PADDED_SIDES[-1]:
+        wanted = f"(b, m, n) with m <= {PADDED_SIDES[-1]} in {', '.join(map(str, TRITON_DTYPES))}"
         raise ValueError(f"G must be {wanted}, got {tuple(G.shape)} {G.dtype}")
-    if work_dtype not in DTYPES:
-        raise ValueError(f"the work dtype must be one of {', '.join(map(str, DTYPES))}, got {work_dtype}")
+    if work_dtype not in TRITON_DTYPES:
+        raise ValueError(f"the work dtype must be one of {', '.join(map(str, TRITON_DTYPES))}, got {work_dtype}")
     if G.size(2) > _longest(G.size(1)):
         raise ValueError(f"G must have at most {_longest(G.size(1))} columns, got {tuple(G.shape)}")
     if C.shape != G.shape or device_of(C) != device_of(G) or C.dtype not in (work_dtype, torch.float32):

@@ -14,7 +14,7 @@ from ..kernels.formats import dtype_name
 from ..kernels.measurement_file import Need
 from ..kernels.native_products import fits_a_core
 from ..kernels.newton_schulz import gram_matrix, gram_newton_schulz, newton_schulz
-from ..kernels.operands import DTYPES as OPERANDS
+from ..kernels.operands import TRITON_DTYPES
 from ..kernels.products import NATIVE, SINGLE, Products, cpu_tables, launches_triton, select_products, small_polar
 from ..polar.factors import polar_factors
 from ..polar.packing import matrices_together
@@ -60,7 +60,7 @@ def tasks_of(device: torch.device, dtype: torch.dtype, size: tuple[int, int], co
     name = dtype_name(dtype)
     if device.type == "cpu":
         return [Task(Need("cpu_products", name, *size), device, count)] if len(cpu_tables(dtype)) > 1 else []
-    if device.type != "cuda" or not launches_triton(device) or dtype not in OPERANDS:
+    if device.type != "cuda" or not launches_triton(device) or dtype not in TRITON_DTYPES:
         return []
     m, n = size
     needs = [Need("symmetric_gemm", name, m, n), Need("symmetric_gemm", name, m, m)] if m % 16 + n % 16 == 0 else []
