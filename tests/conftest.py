@@ -133,6 +133,13 @@ def native_backend() -> str:
 
 
 @pytest.fixture(scope="session")
+def loaded_by_default(native_backend: str) -> None:
+    """Skip a test whose users do not name a backend, where only by its name this torch loads what is tested."""
+    if torch.version.cuda and native_backend == "cpu":
+        pytest.skip(f"a torch for CUDA {torch.version.cuda} loads a CUDA variant, for which there is no nvcc here")
+
+
+@pytest.fixture(scope="session")
 def built_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`built_once(build)` returns what `build(folder)` returned to the first process of a run that called a function of
     that name; others wait for it. A process that runs tests beside others has its folder in one that is theirs, too.
@@ -162,21 +169,13 @@ def variant(repository: Path, native_backend: str, built_once: Callable[..., Pat
 
 
 @pytest.fixture(scope="session")
-def tested_build(request: pytest.FixtureRequest) -> tuple[Path, str | None]:
-    """The folder of the variant that is tested, and the backend to ask for: where a builder has set LOCAL_KERNELS, the
-    folder that it names. Tests that run the kernel in several ways ask for it again, and get the same.
-    """
+def shipped_kernel(request: pytest.FixtureRequest) -> ModuleType:
+    """The package as `get_kernel` returns it: where a builder has set LOCAL_KERNELS, from the folder that it names."""
     if kernels is None or REPO_ID in local_kernels():
-        return Path(local_kernels()[REPO_ID]), None
+        return load_kernel(Path(local_kernels()[REPO_ID]))
     folder = request.getfixturevalue("variant").parent
     os.environ["LOCAL_KERNELS"] = f"{REPO_ID}={folder}"  # for other processes, and for `get_kernel`
-    return folder, request.getfixturevalue("native_backend")
-
-
-@pytest.fixture(scope="session")
-def shipped_kernel(tested_build: tuple[Path, str | None]) -> ModuleType:
-    """The package as `get_kernel` returns it."""
-    return load_kernel(*tested_build)
+    return load_kernel(folder)
 
 
 @pytest.fixture(scope="session")
@@ -195,7 +194,7 @@ def portable_kernel(shipped_kernel: ModuleType, tmp_path_factory: pytest.TempPat
     backend = "cuda" if torch.version.cuda else "cpu"
     write_portable_variant(Path(shipped_kernel.__file__).parent, folder, backend)
     with mock.patch.dict(os.environ, {"LOCAL_KERNELS": f"{REPO_ID}={folder}"}):
-        return load_kernel(folder, backend)
+        return load_kernel(folder)
 
 
 @pytest.fixture

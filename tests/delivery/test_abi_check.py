@@ -21,16 +21,18 @@ def use(toy: Path, declaration: str, call: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("removed", "complaint"),
+    ("removed", "first", "complaint"),
     [
-        ({"-ltorch"}, r"not linked against libtorch\.so"),
-        ({"glibc_shim.o"}, "manylinux_2_28: .*__libc_single_threaded"),
-        ({"-ltorch_cpu", "-lc10"}, "manylinux_2_28: .*ostringstream.*GLIBCXX"),
+        ({"-ltorch"}, [], r"not linked against libtorch\.so"),
+        ({"glibc_shim.o"}, [], "manylinux_2_28: .*__libc_single_threaded"),
+        (set(), ["-lstdc++"], "manylinux_2_28: .*ostringstream.*GLIBCXX"),
     ],
 )
-def test_library_missing_a_required_link_is_refused(toy, tmp_path, monkeypatch, removed, complaint):
-    def link_line(*arguments):
-        return [word for word in OURS(*arguments) if Path(word).name not in removed]
+def test_a_library_linked_with_other_libraries_first_or_without_some_is_refused(
+    toy, tmp_path, monkeypatch, removed, first, complaint
+):
+    def link_line(job, objects, library):
+        return [word for word in OURS(job, [*objects, *first], library) if Path(word).name not in removed]
 
     monkeypatch.setattr(compilers, "link_line", link_line)
     with pytest.raises(BuildError, match=complaint):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.hub_clients import environment, run_client
-from tests.support.pinned_kernels import pins_of, publish
+from tests.support.pinned_kernels import HERE, pins_of, publish
 from tools.build import variants
 from tools.hub.server import Hub
 from tools.pins import verify
@@ -75,7 +75,7 @@ class User:
     @property
     def variant(self) -> Path:
         snapshots = self.folder / "home/hub/kernels--org--optimizer/snapshots"
-        return snapshots / self.revision / "build/torch-cpu"
+        return snapshots / self.revision / "build" / HERE
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ import pytest
 
 from tests.support.attacks.forked_clients import Clients
 from tests.support.hub_clients import environment, run_tool
-from tests.support.pinned_kernels import CALLED, WAYS, loaded, publish, released
+from tests.support.pinned_kernels import CALLED, ELSEWHERE, HERE, WAYS, loaded, publish, released
 from tools.hub.server import Hub
 from tools.pins.verify import faults
 
@@ -44,8 +44,8 @@ def world(clients):
         folder.chmod(0o755)
         with Hub(folder / "hub") as hub:
             variables = environment(hub.endpoint, folder / "home")
-            first = released(hub.endpoint, folder / "first", {"torch-cpu": 2, "torch-cuda": 3})
-            second = released(hub.endpoint, folder / "second", {"torch-cpu": 5})
+            first = released(hub.endpoint, folder / "first", {HERE: 2, ELSEWHERE: 3})
+            second = released(hub.endpoint, folder / "second", {HERE: 5})
             for output, release, options in (
                 ("all", first, ()),
                 ("both", first, ()),
@@ -53,7 +53,7 @@ def world(clients):
                 ("back", first, ()),
                 ("back", second, ()),
                 ("back", first, ()),
-                ("one", first, ("--variant", "torch-cpu")),
+                ("one", first, ("--variant", HERE)),
                 ("user", first, ()),
                 ("all.tar.gz", first, ()),
                 ("again.tar.gz", first, ()),
@@ -96,14 +96,14 @@ def test_three_ways_need_not_be_told_that_there_is_no_network(world):
 
 def test_one_variant_is_enough(world):
     (variant,) = (world.folder / "one" / SNAPSHOTS / world.first.revision / "build").iterdir()
-    assert variant.name == "torch-cpu"
+    assert variant.name == HERE
     assert read(world, world.folder / "one", *WAYS) == [2] * len(WAYS)
 
 
 def test_by_default_it_has_every_pinned_variant_and_nothing_else(world):
     snapshot = world.folder / "all" / SNAPSHOTS / world.first.revision
     assert [path.name for path in snapshot.iterdir()] == ["build"]
-    assert {path.name for path in (snapshot / "build").iterdir()} == {"torch-cpu", "torch-cuda"}
+    assert {path.name for path in (snapshot / "build").iterdir()} == {HERE, ELSEWHERE}
     assert {path.name for path in (world.folder / "all/hub/kernels--org--tiny").iterdir()} == {"snapshots", "refs"}
 
 
@@ -145,7 +145,7 @@ def test_an_archive_of_the_same_has_the_same_bytes(world):
 def test_another_user_loads_it_and_leaves_nothing(world):
     """Modes stop nobody from reading, and Python finds no place for bytecode."""
     assert read(world, world.folder / "user", *WAYS, user=NOBODY) == [2] * len(WAYS)
-    assert faults(world.folder / "user" / SNAPSHOTS / world.first.revision / "build/torch-cpu", None) == []
+    assert faults(world.folder / "user" / SNAPSHOTS / world.first.revision / "build" / HERE, None) == []
 
 
 def test_everybody_may_read_it_and_nobody_write(world):

@@ -35,7 +35,7 @@ declare_missing()
 
 
 @pytest.fixture(scope="module")
-def user(kernel, repository, tmp_path_factory):
+def user(kernel, loaded_by_default, repository, tmp_path_factory):
     """The environment of a user of a Hub that has the kernel."""
     folder = tmp_path_factory.mktemp("hub")
     build = Path(local_kernels()[REPO_ID])

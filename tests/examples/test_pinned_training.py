@@ -127,6 +127,7 @@ def test_what_upgrade_writes_is_what_the_hub_has(pinned):
     assert list(pins["variants"]) == [pinned.variant(revision).name]
 
 
+@pytest.mark.usefixtures("loaded_by_default")
 def test_it_starts_and_goes_on_offline_bit_for_bit(pinned):
     """After the first start neither the Hub nor a network is needed; a run in two parts ends where one run does."""
     shutil.rmtree(pinned.home)  # another machine than the one where it was pinned
@@ -139,6 +140,7 @@ def test_it_starts_and_goes_on_offline_bit_for_bit(pinned):
     assert resumed.splitlines()[-1] == whole.splitlines()[-1]
 
 
+@pytest.mark.usefixtures("loaded_by_default")
 def test_other_code_is_refused_before_it_runs(pinned):
     """A tampered cache, and LOCAL_KERNELS, which overrides a pinned commit without a word."""
     elsewhere = f"{REPO_ID}={local_kernels()[REPO_ID]}"

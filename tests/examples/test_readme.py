@@ -53,11 +53,11 @@ def test_the_readmes_python_runs(repository, names):
     assert len(names["opt"].explain().rows) == 4
 
 
-def test_the_class_for_parameters_without_names_gives_vocabularies_to_adamw(kernel, repository):
+def test_the_class_for_parameters_without_names_gives_vocabularies_to_adamw(repository, names):
     (block,) = (each for each in blocks((repository / "docs/faq.md").read_text()) if "MuonWithoutNames" in each)
-    exec(block, made := {})
+    exec(block, names)
     embedding, matrix = nn.Parameter(torch.ones(50, 8)), nn.Parameter(torch.ones(8, 8))
-    rows = made["MuonWithoutNames"]([embedding, matrix], vocabulary=50, lr=0.02).explain().rows
+    rows = names["MuonWithoutNames"]([embedding, matrix], vocabulary=50, lr=0.02).explain().rows
     assert [row.branch for row in rows] == ["muon", "adamw"] and [row.shape for row in rows] == [(8, 8), (50, 8)]
 
 

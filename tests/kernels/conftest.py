@@ -96,7 +96,7 @@ def modelled_kernel(repository: Path, built_once: Callable[..., Path]) -> Module
 
     folder = built_once(build_model).parent
     with mock.patch.dict(os.environ, {"LOCAL_KERNELS": f"{REPO_ID}={folder}"}):
-        return load_kernel(folder, "cpu")
+        return load_kernel(folder)
 
 
 @pytest.fixture(scope="session")

@@ -147,7 +147,7 @@ def test_the_kind_of_an_arm_processor_is_in_its_key(kernel, monkeypatch, tmp_pat
 
 def write_some(variants: str, cache: str, first: int, count: int, together) -> None:
     os.environ.update(LOCAL_KERNELS=f"{REPO_ID}={variants}", XDG_CACHE_HOME=cache)  # the fork server has older ones
-    kernel = load_kernel(Path(variants), None)
+    kernel = load_kernel(Path(variants))
     together.wait()
     for i in range(first, first + count):
         kernel.kernels.measurements.keep(
@@ -193,7 +193,7 @@ def test_nothing_is_read_at_import(kernel, tmp_path):
     variants = str(Path(kernel.__file__).parents[1])
     program = (
         "import sys; from pathlib import Path; from tests.support.rank_pool import load_kernel;"
-        f"kernel = load_kernel(Path({variants!r}), None);"
+        f"kernel = load_kernel(Path({variants!r}));"
         "sys.exit(len(kernel.kernels.measurements._STATE.tables))"
     )
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}

@@ -57,7 +57,7 @@ from tests.support.rank_pool import load_kernel
 tasks = lambda: set(os.listdir("/proc/self/task")) if sys.platform == "linux" else set()
 processors = lambda those: [sorted(os.sched_getaffinity(int(task))) for task in those]
 
-native = load_kernel(Path(sys.argv[1]), None).kernels.native
+native = load_kernel(Path(sys.argv[1])).kernels.native
 torch.set_num_threads(2)
 before = tasks()
 torch.ones(2000, 2000).add_(1)  # starts torch's threads, which a fork leaves behind

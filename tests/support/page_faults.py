@@ -21,7 +21,7 @@ FIRST, LATER = 3, 10  # steps: Python's own memory and torch's caches grow in th
 
 def pages_of_later_steps(variants: Path) -> int:
     """Return the pages that all later steps of an optimizer over SHAPES ask for."""
-    kernel = load_kernel(variants, None)
+    kernel = load_kernel(variants)
     parameters = [(f"layers.{i}.weight", Parameter(torch.ones(shape))) for i, shape in enumerate(SHAPES)]
     for _, p in parameters:
         p.grad = torch.linspace(-1, 1, p.numel()).view_as(p)

@@ -29,6 +29,8 @@ print(json.dumps(factors(*json.loads(sys.argv[1]))))
 # What calling a kernel's first operation imports: it takes as long as importing torch.
 CALLED = "torch._dynamo"
 WAYS = "version", "revision", "locked", "load", "plain", "installed"
+# The variant without a library that this torch loads, and one that it does not.
+HERE, ELSEWHERE = ("torch-cuda", "torch-cpu") if torch.version.cuda else ("torch-cpu", "torch-cuda")
 
 
 def write_tiny(folder: Path, factors: Mapping[str, int], version: int = 0) -> Path:

@@ -17,4 +17,4 @@ from tests.support.rank_pool import REPO_ID, load_kernel
 entries = dict(entry.split("=", 1) for entry in os.environ.get("LOCAL_KERNELS", "").split(":") if "=" in entry)
 if REPO_ID in entries and torch.version.cuda is None and torch.version.hip is None:
     with contextlib.suppress(Exception):  # else the process would end; a rank that loads it itself says what is wrong
-        load_kernel(Path(entries[REPO_ID]), "cpu")
+        load_kernel(Path(entries[REPO_ID]))

@@ -8,6 +8,7 @@ NCCL each rank has a GPU of its own, where its CUDA tensors are.
 from __future__ import annotations
 
 import gc
+import json
 import multiprocessing
 import os
 import pickle
@@ -49,7 +50,6 @@ class Member(NamedTuple):
     size: int
     store: str  # file in which the ranks find each other
     variants: str  # folder of the build of the package
-    variant_backend: str
     cache_home: str  # where it reads and writes what was measured
     backend: str  # of the group
     collective_seconds: float
@@ -59,9 +59,7 @@ class RankPool:
     """`size` processes of one group. They start with the first job, and anew after one that failed."""
 
     def __init__(self, kernel: ModuleType, backend: str, size: int, collective_seconds: float, cache_home: str):
-        variant = Path(kernel.__file__).parent
-        self._variants = str(variant.parent)
-        self._variant_backend = "cpu" if "cpu" in variant.name.split("-") else "cuda"
+        self._variants = str(Path(kernel.__file__).parents[1])
         self._backend = backend
         self._collective_seconds = collective_seconds
         self._cache_home = cache_home
@@ -121,8 +119,8 @@ class RankPool:
                 self._start_rank(context, rank, store)
 
     def _start_rank(self, context: multiprocessing.context.BaseContext, rank: int, store: str) -> None:
-        build = self._variants, self._variant_backend, self._cache_home
-        member = Member(rank, self.size, store, *build, self._backend, self._collective_seconds)
+        folders = store, self._variants, self._cache_home
+        member = Member(rank, self.size, *folders, self._backend, self._collective_seconds)
         ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(member, theirs), daemon=True)
         process.start()
@@ -175,14 +173,19 @@ class Pools:
             pool.close()
 
 
-def load_kernel(variants: Path, backend: str | None) -> ModuleType:
-    """Return the package as users do, LOCAL_KERNELS being set; from `variants` itself without the Hub's package."""
+def load_kernel(variants: Path) -> ModuleType:
+    """Return the package as users do, LOCAL_KERNELS being set; from `variants` itself without the Hub's package.
+
+    If there is only one variant, it is loaded by its backend's name: a CUDA torch loads a CPU variant no other way.
+    """
     try:
         import kernels
     except ModuleNotFoundError:
         from benchmarks.built_kernel import find_variant, load_variant
 
         return load_variant(find_variant(variants))
+    files = list(variants.glob("*/metadata.json"))
+    backend = json.loads(files[0].read_text())["backend"]["type"] if len(files) == 1 else None
     return kernels.get_kernel(REPO_ID, version=0, backend=backend, trust_remote_code=True)
 
 
@@ -229,7 +232,7 @@ def _serve(member: Member, connection: Connection) -> None:
         device = torch.device("cuda", member.rank)
         torch.cuda.set_device(device)
     dist.init_process_group(member.backend, store=store, rank=member.rank, world_size=member.size, device_id=device)
-    kernel = load_kernel(Path(member.variants), member.variant_backend)
+    kernel = load_kernel(Path(member.variants))
     one_by_one(kernel).start()
     watch = Watch(kernel)
     watch.start()

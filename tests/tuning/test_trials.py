@@ -29,7 +29,7 @@ def marks() -> list[Path]:
 
 def try_for_long(variants: str, threads: int, patience: float, started) -> None:
     torch.set_num_threads(threads)
-    kernel = load_kernel(Path(variants), None)
+    kernel = load_kernel(Path(variants))
     need = kernel.kernels.measurement_file.Need("cpu_products", "bfloat16", 24, 40)
     kernel.kernels.trials.PATIENCE_SECONDS = patience
     with kernel.kernels.trials.trial(kernel.kernels.machine.key_of(CPU), need, "NATIVE"):

@@ -52,7 +52,7 @@ def warm_up(kernel, place: str) -> WarmedUp:
 
 def warm_up_elsewhere(variants: str, place: str) -> WarmedUp:
     """Warm up in a process that has measured nothing."""
-    return warm_up(load_kernel(Path(variants), None), place)
+    return warm_up(load_kernel(Path(variants)), place)
 
 
 def files() -> list[Path]:
