@@ -183,6 +183,42 @@ def test_dions_flatten_is_a_way_to_see_convolutions(kernel, flatten, conv_mode):
     assert optimizer.param_groups[0]["conv_mode"] == conv_mode
 
 
+def test_dions_count_of_a_parameter_comes_before_that_of_its_group(kernel):
+    """Files have both since July 2026, and a parameter that got no gradient in some steps has counted fewer of them."""
+    _, state_dict, source, _, _ = dion_case()
+    counts = {"wte.weight": 3, "up.bias": 0, "norm.weight": 5}
+    for i, count in zip((2, 3, 4), counts.values()):
+        state_dict["state"][i]["step_dev"] = torch.tensor(float(count))
+    params, optimizer = fresh(kernel)
+    kernel.import_state(optimizer, state_dict, source)
+    assert {name: optimizer.state[params[name]]["step"].item() for name in REST} == counts
+
+
+def test_dions_cautious_decay_is_a_way_to_decay(kernel):
+    """Another decay of this optimizer stays, as its size means something else."""
+    for kept, expected in (("decoupled", "cautious"), ("independent", "independent")):
+        _, state_dict, source, _, _ = dion_case()
+        for group in state_dict["param_groups"]:
+            group["cautious_wd"] = True
+        _, optimizer = fresh(kernel, decay_mode=kept)
+        notes = kernel.import_state(optimizer, state_dict, source)
+        assert [group["decay_mode"] for group in optimizer.param_groups] == [expected] * 2
+        assert any("decay_mode='cautious' of the source is not taken" in note for note in notes) == (kept == expected)
+
+
+def test_dions_split_sizes_are_split_rows(kernel):
+    _, state_dict, source, _, _ = dion_case()
+    muon, rest = state_dict["param_groups"]
+    fused = {**muon, "params": [0], "split_sizes": [8, 16]}
+    params = named_parameters(torch.float64)
+    pairs = list(params.items())
+    optimizer = kernel.Muon([{"params": pairs[1:2]}, {"params": [pairs[0], *pairs[2:]]}])
+    assert optimizer.param_groups[0]["param_names"] == ["up.weight"]
+    file = {**state_dict, "param_groups": [fused, {**muon, "params": [1]}, rest]}
+    kernel.import_state(optimizer, file, source, names=[*MATRICES, *REST])
+    assert [group["split_rows"] for group in optimizer.param_groups[:2]] == [(8, 16), None]
+
+
 def test_imported_state_is_a_complete_copy(kernel):
     """It can be saved and read with weights_only."""
     _, state_dict, source, _, _ = keller_jordan_case()

@@ -136,8 +136,8 @@ def test_settings_not_taken_over_are_noted(kernel):
     notes = kernel.import_state(optimizer, {**state_dict, "param_groups": [muon, other, rest]}, source)
     assert notes == [
         f"group 0: lr stays {FOREIGN['lr']}, because parameters of this group have 0.01 and 0.5 in the source",
+        "group 0: decay_mode stays 'decoupled', because parameters of this group have None and cautious in the source",
         "group 0: adjust_lr=None of the source has no counterpart",
-        "group 0: cautious_wd=True of the source has no counterpart",
         "group 0: ns_coefficients stays 'polar_express', because the source has none for Muon's matrices",
         "group 0: ns_steps stays 5, because the source has none for Muon's matrices",
     ]

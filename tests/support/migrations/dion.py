@@ -46,6 +46,7 @@ _DIFFERENCES = """\
   `exchange=ExchangeOptions(process_group=...)` names the ranks.
 - `use_gram_newton_schulz=True` takes another package's coefficients, and `newton_schulz_func` takes your function.
   `ns_method="gram"` asks for the Gram iteration here, with the coefficients that are given.
+- `split_sizes` of a group is `split_rows` here, and `num_heads=h` is `split_rows=(rows // h,) * h`.
 - Lion, Dion and Dion2 have no counterpart here."""
 _TESTED = """\
 dion's formulas at commit 0a059a4, written out in float64 (`tests/support/published_steps.py`), since dion is on no
@@ -83,4 +84,8 @@ DION_NORMUON = DION._replace(
         Line("muon_beta2=0.9", "second_moment_beta=0.9"),
     ),
     checkpoint='optimizer.import_state(opt, saved, "dion_normuon")',
+    differences=f"""\
+{_DIFFERENCES}
+- With `split_sizes` second moments there have the squares of the factors by which the multipliers of the parts differ
+  from that of the whole. An import takes them as they are, and steps with gradients replace them.""",
 )

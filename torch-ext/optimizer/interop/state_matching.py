@@ -42,8 +42,10 @@ def entries_of(state_dict: Mapping[str, Any], branch_of: Callable[..., Optional[
             state = dict(state)
             branch = branch_of(group, state)
             state.pop("use_muon", None)  # timm and Moonlight store the branch there
-            if state and branch == "adamw" and "step" not in state and "step" in group:  # dion counts steps by group
-                state["step"] = group["step"]
+            if state and branch == "adamw" and "step" not in state:
+                # dion has a count under another name, and in older files only that of the group.
+                count = state.pop("step_dev", group.get("step"))
+                state.update({} if count is None else {"step": count})
             # Distributed checkpoints have names in place of positions.
             entries.append(Entry(key, key if isinstance(key, str) else name, branch, group, state))
     return entries

@@ -37,7 +37,7 @@ def _other_decay_rates(groups: Sequence[Settings], merged: Sequence[Settings]) -
     return [
         f"group {i}: decay_lr, which is not in the source, stays {group['decay_lr']}"
         for i, (group, new) in enumerate(zip(groups, merged))
-        if group["decay_mode"] == "corrected" and new["lr"] != group["lr"]
+        if new["decay_mode"] == "corrected" and new["lr"] != group["lr"]
     ]
 
 

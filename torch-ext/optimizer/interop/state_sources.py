@@ -128,7 +128,9 @@ def _adapt_timm_(settings: Settings, group: Group, branch: str) -> None:
 
 
 def _adapt_dion_(settings: Settings, group: Group, branch: str) -> None:
-    """Translate in place dion's betas of AdamW, its `flatten`, and its names of multipliers."""
+    """Translate in place dion's betas of AdamW, its cautious decay, its `flatten`, and its names of multipliers."""
+    if group.get("cautious_wd"):
+        settings["decay_mode"] = "cautious"
     if branch == "adamw":
         settings["adamw_betas"] = (group["beta1"], group["beta2"])
         return
@@ -149,7 +151,7 @@ _SHARED = _same("lr", "weight_decay", "momentum", "nesterov")
 _RECIPE = _same("ns_coefficients", "ns_steps", "adjust_lr_fn", "eps")
 _ADAMW = {**_same("lr", "weight_decay"), "adamw_betas": "betas", "adamw_eps": "eps"}
 
-_DION_MUON = {**_SHARED, "momentum": "mu", "eps": "epsilon", "adjust_lr_fn": "adjust_lr"}
+_DION_MUON = {**_SHARED, "momentum": "mu", "eps": "epsilon", "adjust_lr_fn": "adjust_lr", "split_rows": "split_sizes"}
 _DION_ADAMW = {**_same("lr", "weight_decay"), "adamw_eps": "epsilon"}
 _DION_ADAMW_STATE = {"step": "step", "exp_avg": "momentum", "exp_avg_sq": "variance"}
 _DION = Source(
@@ -157,7 +159,7 @@ _DION = Source(
     {"muon": {"momentum_buffer": "momentum"}, "adamw": _DION_ADAMW_STATE},
     branch_of=_dion_branch,
     adapt_=_adapt_dion_,
-    adapted=frozenset({"beta1", "beta2", "flatten"}),
+    adapted=frozenset({"beta1", "beta2", "flatten", "cautious_wd"}),
     needed={"muon": ("mu", "epsilon", "adjust_lr"), "adamw": ("beta1", "beta2")},
     sums=True,
 )

@@ -114,7 +114,7 @@ def other_meanings(group: Group) -> dict[str, str]:
     """Return what settings of `group` mean, for those that mean something else in every other optimizer."""
     meanings = {}
     if group["decay_mode"] == "independent":
-        meanings["weight_decay"] = "a parameter loses that share of itself in each step"
+        meanings["weight_decay"] = meanings["decay_mode"] = "a parameter loses that share of itself in each step"
     if keeps_norm(group):
         meanings["lr"] = meanings["initial_lr"] = "it is relative to the norm of a matrix"
     return meanings
