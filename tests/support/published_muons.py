@@ -103,6 +103,17 @@ def keller_jordan_case():
     return reference, {"state": state, "param_groups": [rest, muon]}, "keller_jordan", {}, {}
 
 
+def keller_jordan_alone_case():
+    """Its Muon of matrices alone, and the torch.optim.AdamW beside it."""
+    reference, state_dict, source, _, _ = keller_jordan_case()
+    muon = {"params": [0, 1], "lr": 0.02, "momentum": 0.95, "weight_decay": 0.01}
+    rest = {**state_dict["param_groups"][0], "amsgrad": False}
+    del rest["use_muon"]
+    adamw = {"state": entries(reference, REST, 0), "param_groups": [rest]}
+    muon = {"state": entries(reference, MATRICES, 0), "param_groups": [muon]}
+    return reference, muon, source, dict(adamw_state_dict=adamw), {}
+
+
 def motif_case():
     reference = Reference((1e-3, 0.1, 0.9), (1e-3, 0.1, (0.9, 0.95), 1e-8), "rms", QUINTIC, sums=True)
     group = dict(lr=1e-3, weight_decay=0.1, momentum=0.9, nesterov=True, ns_steps=5, adamw_betas=(0.9, 0.95))
@@ -184,6 +195,7 @@ CASES = {
     "timm with nadamw": lambda: timm_case(True),
     "timm with a safety factor": lambda: timm_case(False, 1.02),
     "keller_jordan": keller_jordan_case,
+    "keller_jordan of matrices alone": keller_jordan_alone_case,
     "motif": motif_case,
     "moonlight": moonlight_case,
     "dion": dion_case,

@@ -124,12 +124,14 @@ def test_next_step_is_that_of_torchs_own_optimizers(kernel, monkeypatch):
         torch.testing.assert_close(params_here[name], p, rtol=0, atol=1e-13)
 
 
-def test_torchs_muon_alone_leaves_other_parameters_unchanged(kernel):
-    _, muon, source, _, _ = torch_case()
+@pytest.mark.parametrize("case", ["torch", "keller_jordan of matrices alone"])
+def test_a_muon_of_matrices_alone_leaves_other_parameters_unchanged(kernel, case):
+    _, muon, source, _, _ = CASES[case]()
     params, optimizer = fresh(kernel)
     take_steps(optimizer, params, [0])
     before = snapshot(optimizer)
-    kernel.import_state(optimizer, muon, source)
+    notes = kernel.import_state(optimizer, muon, source)
+    assert any(note.startswith("AdamW's parameters, wte.weight, ") for note in notes)
     after = optimizer.state_dict()
     assert after["param_groups"][1] == before["param_groups"][1] and after["param_groups"][0]["lr"] == 0.02
     for i in (2, 3, 4):

@@ -94,6 +94,21 @@ def test_a_setting_of_the_adamw_beside_torchs_muon_is_named_by_its_file(kernel):
     refused(kernel, state_dict, source, TypeError, "^eps of group 0 of adamw_state_dict must be a number", **others)
 
 
+def test_a_file_of_no_adamw_beside_muon_py_is_refused_by_what_it_lacks(kernel):
+    _, state_dict, source, *_ = CASES["keller_jordan of matrices alone"]()
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(3)) for _ in range(3)], lr=0.1).state_dict()
+    words = "^group 0 of adamw_state_dict has no betas, which it needs for parameters of adamw$"
+    refused(kernel, state_dict, source, ValueError, words, adamw_state_dict=sgd)
+
+
+def test_nobody_is_told_to_try_the_source_that_was_tried(kernel):
+    """A file of matrices alone has nothing by which its source is known."""
+    _, state_dict, source, *_ = CASES["keller_jordan of matrices alone"]()
+    words = r"^the state does not fit:\n  up.weight is \(24, 12\) here, its momentum_buffer in the source \(2, 3\)$"
+    state_dict["state"][0]["momentum_buffer"] = torch.zeros(2, 3)
+    refused(kernel, state_dict, source, ValueError, words)
+
+
 def test_a_norm_is_not_divided_by_a_safety_of_zero(kernel):
     _, state_dict, source, *_ = CASES["timm"]()
     state_dict["param_groups"][0]["safety_factor"] = 0.0

@@ -35,5 +35,9 @@ opt = SingleDeviceMuonWithAuxAdam([
   it gets a gradient of zeros, and moves on by its momentum. Here it is left alone.
 - With Nesterov momentum the step there overwrites the gradients of matrices. Here they stay.
 - There a convolution's multiplier depends on the size of its kernel, and is 1 for square ones; here it is that of the
-  matrix it is flattened to.""",
+  matrix it is flattened to.
+- `Muon` and `SingleDeviceMuon` take matrices alone. Give the import below the state dict of the AdamW beside them as
+  `adamw_state_dict`.
+- On several ranks `Muon` and `MuonWithAuxAdam` keep the momentum of a matrix on the rank that updates it, and a file of
+  one rank lacks the others'. Together, `{**saved_0["state"], **saved_1["state"]}`, they have the state of all.""",
 )

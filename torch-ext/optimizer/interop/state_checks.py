@@ -30,19 +30,23 @@ def check_settings(what: str, groups: Sequence[Mapping[str, Any]], source: Sourc
 
 
 def check_needed(
-    what: str, groups: Sequence[Mapping[str, Any]], pairs: Iterable[tuple[Any, Any]], source: Source, advice: str
+    files: Iterable[tuple[str, Mapping[str, Any]]], pairs: Iterable[tuple[Any, Any]], source: Source, advice: str
 ) -> None:
-    """Raise ValueError if a group of the file lacks a key that its source always has.
+    """Raise ValueError if a group of a file lacks a key that its source always has.
 
-    `what` names the file in errors, and `advice` follows what is lacking; `pairs` are a parameter with its `branch`,
-    and its entry in the file with the `group` there.
+    `files` are what errors call them and their state dicts, and `advice` follows what is lacking; `pairs` are a
+    parameter with its `branch`, and its entry in a file with the `group` there.
     """
-    numbers = {id(group): number for number, group in enumerate(groups)}
+    places = {
+        id(group): f"group {number} of {what}"
+        for what, file in files
+        for number, group in enumerate(file["param_groups"])
+    }
     for parameter, entry in pairs:
         lacking = [key for key in source.needed.get(parameter.branch, ()) if key not in entry.group]
         if lacking:
             need = f"{', '.join(lacking)}, which it needs for parameters of {parameter.branch}"
-            raise ValueError(f"group {numbers[id(entry.group)]} of {what} has no {need}{advice}")
+            raise ValueError(f"{places[id(entry.group)]} has no {need}{advice}")
 
 
 def _check_names(text: str, names: Any, count: int) -> None:

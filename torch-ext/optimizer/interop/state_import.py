@@ -20,6 +20,8 @@ from .state_sources import SOURCES, Source, branch_by_flag, translated_state
 
 # Sources whose files are recognised with certainty, by keys that they always have, even before the first step.
 _SURE = ("torch", "adamw")
+# Sources of which some classes update matrices alone, so that another optimizer has the rest.
+_BESIDE_ADAMW = ("torch", "keller_jordan")
 # How many problems an error lists.
 SHOWN = 20
 _ORDER_OF_NAMES = "names must be in the order of the source: the parameters of its first group, then those of the next"
@@ -45,8 +47,9 @@ def import_state(
         source: `torch` (torch.optim.Muon), `timm` (with its AdamW or NAdamW), `keller_jordan` (any class of muon.py),
             `motif`, `moonlight` (toy_train.py), `dion` (its Muon), `dion_normuon` (its NorMuon), or `adamw`
             (torch.optim.AdamW or Adam alone).
-        adamw_state_dict: the state dict of the torch.optim.AdamW used next to a torch.optim.Muon. Without it state and
-            groups of AdamW's parameters stay as they are, and a sentence says so.
+        adamw_state_dict: the state dict of the torch.optim.AdamW used next to a torch.optim.Muon, or next to a Muon or
+            SingleDeviceMuon of muon.py. Without it state and groups of AdamW's parameters stay as they are, and a
+            sentence says so.
         names: names of the source's parameters in its order, those of `adamw_state_dict` last. Without `names`, the
             names in its groups count, and otherwise the order: its k-th matrix is this optimizer's k-th matrix, and the
             same for the other parameters. For `adamw`, each group of the source must have its parameters in the order
@@ -83,6 +86,7 @@ def import_state(
         others = _checked_entries("adamw_state_dict", adamw_state_dict, known)
         entries += [entry._replace(branch="adamw") for entry in others]
     names = names_in_order(shapes_by_group(entries), given_parameters(optimizer)) if by_order else names
+    other = [] if likely in (source, None) else [advice_for(likely)]
     hints = [_ORDER_OF_NAMES] if names is not None and not by_order else []
     entries = entries if names is None else _named(entries, names)
     target = optimizer.state_dict()
@@ -92,13 +96,13 @@ def import_state(
     given = given_groups(optimizer) if by_order else None
     problems += orders_that_may_differ([pair for pair in pairs if by_order or pair[1].name is None], given)
     lacking = [parameter for parameter in unmatched if parameter.state]  # a frozen parameter has no state
-    kept_branch = "adamw" if source == "torch" and adamw_state_dict is None else None
+    kept_branch = "adamw" if source in _BESIDE_ADAMW and all(entry.branch == "muon" for entry in entries) else None
     kept = [parameter for parameter in lacking if parameter.branch == kept_branch]
     problems += [f"{each.name} is missing in the source" for each in lacking if each.branch != kept_branch]
     if problems:
-        raise ValueError(_refusal(problems, [*hints, *([advice_for(likely)] if likely != source else [])]))
-    advice = "" if likely == source else f": {advice_for(likely)}"
-    check_needed(what, state_dict["param_groups"], pairs, known, advice)
+        raise ValueError(_refusal(problems, [*hints, *other]))
+    files = [(what, state_dict), ("adamw_state_dict", adamw_state_dict or {"param_groups": ()})]
+    check_needed(files, pairs, known, "".join(f": {text}" for text in other))
     state = {parameter.key: parameter.state for parameter in kept}
     state |= {parameter.key: _new_state(parameter, entry, known) for parameter, entry in pairs if entry.state}
     groups, notes = merged_groups(target["param_groups"], pairs, known)
@@ -112,8 +116,10 @@ def _checked_source(optimizer: Any, source: Any, adamw_state_dict: Any) -> Sourc
     if not isinstance(optimizer, Muon):
         raise TypeError(f"state is imported into a Muon of this package, got {type(optimizer).__name__}")
     known = SOURCES.get(source) if isinstance(source, str) else None
-    if known is None or (adamw_state_dict is not None and source != "torch"):
-        raise ValueError(f"source must be one of {', '.join(SOURCES)}, torch with adamw_state_dict, got {source!r}")
+    if known is None:
+        raise ValueError(f"source must be one of {', '.join(SOURCES)}, got {source!r}")
+    if adamw_state_dict is not None and source not in _BESIDE_ADAMW:
+        raise ValueError(f"adamw_state_dict needs a source of {' or '.join(_BESIDE_ADAMW)}, got {source!r}")
     return known
 
 
@@ -152,7 +158,7 @@ def _notes_on_new(names: Sequence[str]) -> list[str]:
 
 
 def _notes_on_kept(names: Sequence[str]) -> list[str]:
-    """Return a note on parameters of AdamW whose state a file of torch.optim.Muon alone does not bring."""
+    """Return a note on parameters of AdamW whose state a file of matrices alone does not bring."""
     if not names:
         return []
     return [

@@ -188,7 +188,7 @@ SOURCES = {
     ),
     # https://github.com/KellerJordan/Muon, muon.py of the package muon-optimizer 0.1.0
     "keller_jordan": Source(
-        {"muon": _same("lr", "weight_decay", "momentum"), "adamw": _ADAMW},
+        {"muon": _same("lr", "weight_decay", "momentum"), "adamw": {**_ADAMW, "maximize": "maximize"}},
         constants=dict(nesterov=True, ns_coefficients="original", ns_steps=5, eps=1e-7, adjust_lr_fn="original"),
         needed={"muon": ("momentum",), "adamw": ("betas",)},
         sorts=True,
