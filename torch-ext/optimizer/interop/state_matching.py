@@ -17,6 +17,7 @@ from .state_sources import Settings, Source
 _BRANCHES = ("muon", "adamw")
 # State that does not have the parameter's shape; loading checks it.
 _OTHERWISE = ("step", "variance_neuron")
+_OUT_OF_ORDER = "the source has no names, so its order counted: pass `names`, the names of its parameters in its order"
 
 
 class Entry(NamedTuple):
@@ -83,7 +84,9 @@ def matched(
             if source.sorts and any(map(_other_shapes, rest, unnamed)):
                 rest = sorted(rest, key=lambda parameter: parameter.shape, reverse=True)
             pairs += zip(rest, unnamed)
-    return pairs, unmatched, problems + [text for pair in pairs for text in _misfits(*pair, source)]
+    problems += [text for pair in pairs for text in _misfits(*pair, source)]
+    strange = any(entry.name is None and _other_shapes(parameter, entry) for parameter, entry in pairs)
+    return pairs, unmatched, problems + [_OUT_OF_ORDER] * strange
 
 
 def _matched_by_name(

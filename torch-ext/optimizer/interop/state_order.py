@@ -80,12 +80,13 @@ def given_groups(optimizer: Muon) -> dict[str, int]:
 
 
 def orders_that_may_differ(pairs: Sequence[tuple[Any, Any]], given: Optional[Mapping[str, int]]) -> list[str]:
-    """Return a problem for each shape whose parameters are in more groups here than in the source.
+    """Return a problem for each shape whose parameters are in more groups here than in the source, or in fewer.
 
     `pairs` are a parameter with its `shape` and `branch`, and the entry that has its place in the source; both have a
-    `group`. If the source has fewer groups, its order differs from this optimizer's, or may differ. Each branch counts
-    by itself, as both have orders of their own, unless the source has one order for all: then `given`, which
-    else is None, says by name in which group the user passed a parameter.
+    `group`. With other groups the order of the source differs from this optimizer's, or may differ: muon.py's example
+    has a group of the head before that of the embedding. Each branch counts by itself, as both have orders of their
+    own, unless the source has one order for all: then `given`, which else is None, says by name in which group the user
+    passed a parameter, and shapes have told groups of the source apart.
     """
     example = "as in [name for name, _ in model.named_parameters()]"
     if given is None:
@@ -97,8 +98,8 @@ def orders_that_may_differ(pairs: Sequence[tuple[Any, Any]], given: Optional[Map
         here.setdefault(kind, set()).add(id(parameter.group) if given is None else given[parameter.name])
         there.setdefault(kind, set()).add(id(entry.group))
     return [
-        f"{kind[1]}parameters {kind[0]} are in {len(groups)} groups here and in {len(there[kind])} of the source: "
-        f"{_REMEDY}, {example}"
+        f"{kind[1]}parameters {kind[0]} are in {len(groups)} group{'s' * (len(groups) > 1)} here and in "
+        f"{len(there[kind])} of the source: {_REMEDY}, {example}"
         for kind, groups in here.items()
-        if len(groups) > len(there[kind])
+        if len(groups) > len(there[kind]) or (given is None and len(groups) < len(there[kind]))
     ]
