@@ -41,7 +41,8 @@ def import_state(
     that had the `initial_lr` of matrices, or their `lr` where there is none, gets their new one, and the ratio of those
     in the source becomes its `lr_factor`. Other groups, and those for which no factor fits, get the source's rate as
     their `lr`, with an `lr_factor` of 1. Tensors are copied; momentum keeps its dtype, unless this optimizer has a
-    `momentum_dtype`. Lower halves of `master_weights` stay as they are.
+    `momentum_dtype`, and AdamW's averages get the dtype that they have here. Lower halves of `master_weights` stay as
+    they are.
 
     Args:
         source: `torch` (torch.optim.Muon), `timm` (with its AdamW or NAdamW), `keller_jordan` (any class of muon.py),
@@ -109,6 +110,7 @@ def import_state(
     groups, notes = merged_groups(target["param_groups"], pairs, known)
     optimizer.load_state_dict({**target, "state": state, "param_groups": groups})
     anew = [parameter.name for parameter, entry in pairs if parameter.state and not entry.state]
+    notes += _notes_on_rounding([parameter for parameter, entry in pairs if parameter.state and entry.state], state)
     return notes + _notes_on_kept([parameter.name for parameter in kept]) + _notes_on_new(anew)
 
 
@@ -151,6 +153,21 @@ def _refusal(problems: Sequence[str], hints: Sequence[str]) -> str:
     """Return the text of an error: all problems, or the first ones of very many, and then the hints."""
     more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
     return "\n  ".join(["the state does not fit:", *problems[:SHOWN], *more, *hints])
+
+
+def _notes_on_rounding(parameters: Sequence[Entry], state: Mapping[Any, Any]) -> list[str]:
+    """Return a note for averages of AdamW that have a wider dtype in the source than those of half precision here."""
+    rounded: dict[tuple[Any, Any], list[str]] = {}
+    for parameter in parameters:
+        if parameter.branch == "adamw":
+            there, here = (each["exp_avg_sq"].dtype for each in (state[parameter.key], parameter.state))
+            if here.itemsize < min(there.itemsize, 4):
+                rounded.setdefault((there, here), []).append(parameter.name)
+    return [
+        f"averages of {listed(names)} are {there} in the source, and {here} here, as their parameters are: "
+        "master_weights='split' keeps averages in float32"
+        for (there, here), names in rounded.items()
+    ]
 
 
 def _notes_on_new(names: Sequence[str]) -> list[str]:

@@ -15,13 +15,13 @@ Group = Mapping[str, Any]
 Settings = dict[str, Any]
 
 # Keys that are not settings: they name parameters, choose a branch or an implementation, or count steps.
-_UNRELATED = {"params", "param_names", "names", "use_muon", "use_fallback", "algorithm", "step", "initial_lr"}
+_UNRELATED = {"params", "param_names", "names", "name", "use_muon", "use_fallback", "algorithm", "step", "initial_lr"}
 _UNRELATED |= {"max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}  # torch's schedulers write them
-_UNRELATED |= {"foreach", "fused", "capturable", "differentiable", "verbose", "none_grad"}
+_UNRELATED |= {"foreach", "fused", "capturable", "differentiable", "verbose", "none_grad", "use_addmm", "ns_method"}
 # torch.optim.Adam and RAdam add their decay to the gradient, unless this is True.
 _DECOUPLED = "decoupled_weight_decay"
-# A setting is off if it is None or False. These are off with these values, too.
-_OFF = {_DECOUPLED: True, "algo": "muon"}
+# A setting is off if it is None or False. These are off with these values, too; fused Adams have `bias_correction`.
+_OFF = {_DECOUPLED: True, "algo": "muon", "bias_correction": True}
 
 
 def _same(*keys: str) -> dict[str, str]:
