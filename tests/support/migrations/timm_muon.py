@@ -8,7 +8,8 @@ TIMM = Origin(
     introduction="""\
 Like this package, timm's Muon gives AdamW all parameters whose shape is not that of a matrix. Names decide here as
 well: embeddings, heads and norms go to AdamW whatever their shape (`print(opt.explain())` shows it; `use_muon` in a
-group overrules it).""",
+group overrules it). A weight of three dimensions is a convolution there. Here it may also be a stack of matrices: its
+name or `stacked` says which, and without either AdamW has it, with a warning.""",
     there="""\
 from timm.optim.muon import Muon
 opt = Muon([dict(params=[p for _, p in matrices]), dict(params=[p for _, p in rest], use_fallback=True)]{muon})
