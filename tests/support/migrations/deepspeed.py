@@ -37,6 +37,8 @@ DeepSpeed's engine reads them from the configuration""",
   iteration there starts from a matrix that is smaller by a relative 1e-7 / N.
 - A parameter without a gradient gets one of zeros there, and moves on by its momentum. Here it is left alone.
 - There a convolution's multiplier depends on the size of its kernel; here it is that of the matrix it is flattened to.
+- `per_head_muon=True` orthogonalizes each attention head by itself, as the groups of `optimizer.groups_for(model)` do
+  here. `adam_w_mode=False` adds Adam's decay to the gradient: there is no such Adam here.
 - The state that ZeRO saves is of flat pieces, which are not understood here. What can be taken along is the state dict
   of DeepSpeed's optimizer classes themselves, whose keys are Keller Jordan's.""",
 )
