@@ -39,5 +39,7 @@ opt = SingleDeviceMuonWithAuxAdam([
 - `Muon` and `SingleDeviceMuon` take matrices alone. Give the import below the state dict of the AdamW beside them as
   `adamw_state_dict`.
 - On several ranks `Muon` and `MuonWithAuxAdam` keep the momentum of a matrix on the rank that updates it, and a file of
-  one rank lacks the others'. Together, `{**saved_0["state"], **saved_1["state"]}`, they have the state of all.""",
+  one rank lacks the others'. Together, `{**saved_0["state"], **saved_1["state"]}`, they have the state of all.
+- These two also sort the matrices of a group by `p.size()`, largest first, and `names` for the import have to follow.
+  Without `names` the import sorts by itself.""",
 )
