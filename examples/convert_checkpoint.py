@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--model", type=Path, required=True, help="names and shapes: JSON, or the model's state dict")
     made.add_argument("--output", type=Path, required=True, help="file to write")
     made.add_argument("--key", default="", help="where in the file the state dict is, such as optimizer_states.0")
-    made.add_argument("--adamw", type=Path, help="file with the state dict of the AdamW beside a Muon of matrices alone")
+    made.add_argument("--adamw", type=Path, help="file of the AdamW beside a Muon of matrices alone")
     made.add_argument("--order", type=Path, help="JSON list of names in the checkpoint's order, if that is another")
     made.add_argument("--muon", nargs="+", help="patterns of all names that are Muon's; else shapes and names decide")
     made.add_argument("--settings", type=json.loads, default={}, help="arguments of Muon, as JSON")
