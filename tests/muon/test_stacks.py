@@ -103,6 +103,19 @@ def test_a_stack_is_judged_by_the_shape_of_one_expert(kernel):
     }
 
 
+@pytest.mark.parametrize("shape", [(0, 8, 8), (2, 0, 8, 8), (2, 8, 0)])
+def test_a_stack_without_an_element_is_the_fallbacks(kernel, shape):
+    """As of a process that has no expert: nobody asked Muon for it, and the model trains."""
+    named = [("layers.0.experts", parameter(*shape)), ("layers.0.up.weight", torch.nn.Parameter(torch.randn(8, 8)))]
+    assert branches(kernel, [("layers.0.experts", shape)]) == {"layers.0.experts": ("adamw", "min_dim_too_small:0")}
+    optimizer = kernel.Muon(named, lr=0.1)
+    for _, p in named:
+        p.grad = torch.ones_like(p)
+    before = named[1][1].detach().clone()
+    optimizer.step()
+    assert not torch.equal(named[1][1], before)
+
+
 def test_what_no_name_tells_goes_to_the_fallback(kernel):
     """Only where a stack or a convolution would be Muon's, and where it has no role."""
     shapes = {

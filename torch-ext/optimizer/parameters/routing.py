@@ -99,7 +99,8 @@ def decide(
             check_matrix(names[0], p)
         return ("muon" if verdict else "adamw"), reason
     shape = tuple(p.shape)
-    readings = {True: (shape[-2:],), False: (shape,), None: (shape, shape[-2:])}[stack]
+    # A stack of no matrices, as of a rank without experts, is none.
+    readings = (shape,) if 0 in shape else {True: (shape[-2:],), False: (shape,), None: (shape, shape[-2:])}[stack]
     lora = lora_factor(names[0])
     objections = [objection_to(reading, math.inf if lora else MAX_ASPECT) for reading in readings]
     if objections[0] in _NO_MATRIX:
