@@ -136,7 +136,8 @@ class Muon(Optimizer):
             dimensions are a convolution. If that leaves it open, AdamW updates the parameter, with a warning.
         is_muon: a function `(name, parameter) -> True, False or None`; None leaves the decision to routing. It is not
             asked about groups that set `use_muon`, as all groups of `groups_for` do.
-        fallback: optimizer of the other parameters: `adamw`, or `nadamw` (AdamW with Nesterov momentum).
+        fallback: optimizer of the other parameters: `adamw`, or `nadamw` (AdamW with Nesterov momentum,
+            as in timm; torch's NAdam has another formula).
         adamw_lr: learning rate of the fallback's parameters; None means `lr`. Given to the constructor, it applies to
             the groups without an `lr` of their own; a group with its own `lr` may have its own `adamw_lr`, too. In a
             group of matrices alone it has no effect. What is kept is the ratio `lr_factor = adamw_lr / lr`, so
@@ -185,11 +186,11 @@ class Muon(Optimizer):
             `weight_deacy` does nothing.
 
     State: matrices have `momentum_buffer` in their shape, in `momentum_dtype`; `momentum_scale` if that is `int8`,
-    float32 with a size of ceil(columns / 64) in the last dimension; and `second_moment` if asked for, float32 with size
-    1 along the dimensions that share a moment. The other parameters have `step`, a float32 number (not outside of their
-    mesh), `exp_avg` and `exp_avg_sq`, in their dtype, or in float32 if they are float16 or have master weights.
-    `master_weights` add `remainder`, in bfloat16. State is made at construction. Raises ValueError or TypeError for
-    settings that cannot work, before anything is changed.
+    float32 with a size of ceil(columns / 64) in the last dimension; and `second_moment` if asked for, float32, or
+    float64 of float64 parameters, with size 1 along the dimensions that share a moment. The other parameters have
+    `step`, a float32 number (not outside of their mesh), `exp_avg` and `exp_avg_sq`, in their dtype, or in float32 if
+    they are float16 or have master weights. `master_weights` add `remainder`, in bfloat16. State is made at
+    construction. Raises ValueError or TypeError for settings that cannot work, before anything is changed.
     """
 
     # Attributes that copies and pickles keep besides groups and state.
