@@ -44,17 +44,19 @@ def test_motif_name_writes_into_its_second_argument(kernel):
     [
         (matrices(4), None, r"got \(4,\)"),
         (matrices(4, 4).int(), None, "int32"),
+        (matrices(4, 4).to_sparse(), None, "torch.sparse_coo"),
         (matrices(4, 6), matrices(4, 6), r"out must be \(4, 4\)"),
         (matrices(4, 6), matrices(4, 4).double(), "float64"),
         (matrices(4, 6), torch.empty(4, 4, device="meta"), "on meta"),
+        (matrices(4, 6), matrices(4, 4).to_sparse(), "torch.sparse_coo"),
     ],
-    ids=["vector", "integers", "shape", "dtype", "device"],
+    ids=["vector", "integers", "sparse", "shape", "dtype", "device", "layout"],
 )
 def test_wrong_operands_raise_and_leave_out_unchanged(kernel, X, out, words):
-    before = None if out is None or out.is_meta else out.clone()
+    before = None if out is None or out.is_meta else out.clone().to_dense()
     with pytest.raises(ValueError, match=words):
         kernel.matmul_transpose(X, out)
-    assert before is None or torch.equal(out, before)
+    assert before is None or torch.equal(out.to_dense(), before)
 
 
 @pytest.mark.kernels_ci

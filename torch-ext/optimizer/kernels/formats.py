@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from .tracing import constant_while_traced
 
@@ -25,6 +26,12 @@ def blocks_of(count: int) -> int:
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the name of a dtype without its module, such as `float16`."""
     return str(dtype).replace("torch.", "")
+
+
+def shown(tensor: Tensor) -> str:
+    """Return what errors show of a tensor: its shape and dtype, and its layout if it is not dense."""
+    layout = "" if tensor.layout == torch.strided else f" {tensor.layout}"
+    return f"{tuple(tensor.shape)} {tensor.dtype}{layout}"
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:

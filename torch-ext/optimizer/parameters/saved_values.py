@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..iteration import DTYPES
+from ..kernels.formats import shown
 from ..kernels.tracing import is_fake, lacks_values
 from .setting_values import number_in
 from .state import BUFFER, COUNT, KEYS
@@ -90,6 +91,5 @@ def _shown(value: Any) -> str:
     """Return what an error shows of a value: the kind of a tensor, and the beginning of anything else."""
     if not isinstance(value, Tensor):
         return shortened(value)
-    layout = "" if value.layout == torch.strided else f" {value.layout}"
     kind = "a fake tensor " if is_fake(value) else ""
-    return f"{kind}{tuple(value.shape)} {value.dtype}{layout} on {value.device}"
+    return f"{kind}{shown(value)} on {value.device}"

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..iteration import DTYPES, Iteration, check_work_dtype, choose_iteration, default_work_dtype
 from ..kernels.autocast import without_autocast
 from ..kernels.circumstances import Circumstances
+from ..kernels.formats import shown
 from ..kernels.newton_schulz import apply_window, gram_matrix, gram_newton_schulz, newton_schulz, window_product
 from ..kernels.normalization import frobenius_norm, native_passes_take, normalize
 from ..kernels.products import small_polar
@@ -61,7 +62,7 @@ def orthogonalize(
         raise TypeError("orthogonalize needs a whole matrix, got a DTensor: write G.full_tensor(); Muon takes shards")
     if G.ndim < 2 or G.dtype not in DTYPES or G.layout != torch.strided:
         dtypes = ", ".join(map(str, DTYPES))
-        raise ValueError(f"orthogonalize needs dense matrices (..., m, n) in one of {dtypes}, got {_shown(G)}")
+        raise ValueError(f"orthogonalize needs dense matrices (..., m, n) in one of {dtypes}, got {shown(G)}")
     if isinstance(eps, bool) or not isinstance(eps, Real):
         raise TypeError(f"eps must be a number, got {eps!r}")
     if not 0 <= eps < math.inf:
@@ -217,8 +218,3 @@ def _each(iteration: Iteration, function: Callable[..., Tensor], *batches: Tenso
     if iteration.products.batched:
         return function(*batches)
     return torch.stack([function(*matrices) for matrices in zip(*batches)])
-
-
-def _shown(tensor: Tensor) -> str:
-    layout = "" if tensor.layout == torch.strided else f" {tensor.layout}"
-    return f"{tuple(tensor.shape)} {tensor.dtype}{layout}"
