@@ -88,13 +88,17 @@ def error_of(kernel, case: Case) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("ranks, shape, dim", [(4, (8, 200), 1), (2, (8, 96), 1), (2, (4, 8, 72), 2)], ids=str)
-def test_a_shard_that_cuts_a_block_is_refused_on_every_rank_with_what_fits(pools, ranks, shape, dim):
+@pytest.mark.parametrize(
+    "ranks, shape, dim, part",
+    [(4, (8, 200), 1, "50 to 99"), (2, (8, 96), 1, "48 to 95"), (2, (4, 8, 72), 2, "36 to 71")],
+    ids=str,
+)
+def test_a_shard_that_cuts_a_block_is_refused_on_every_rank_with_what_fits(pools, ranks, shape, dim, part):
     layout = Layout((ranks,), (str(dim),))
     case = Case((Spec("mlp.experts.weight", shape, layout),), {"momentum_dtype": "int8"})
     for error in pools(ranks).run(error_of, case):
         assert f"64 neighbours along dimension {dim} of mlp.experts.weight" in error
-        assert "parts begin at multiples of 64" in error
+        assert f"of which rank 1 has {part}: " in error and "parts begin at multiples of 64" in error
 
 
 def always(name: str, p: torch.Tensor) -> bool:

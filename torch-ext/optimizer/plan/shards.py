@@ -194,9 +194,10 @@ def check_blocks(name: str, view: MatrixView, layout: Layout) -> None:
         wanted = tuple((start // BLOCK, blocks_of(stop)) for start, stop in runs)
         cuts = [start for start, _ in runs if start % BLOCK]
         if cuts or runs_of(scales, rank)[first] != wanted:
+            parts = " and ".join(f"{start} to {stop - 1}" for start, stop in runs)
             raise ValueError(
                 f"momentum_dtype='int8' has a scale for each {BLOCK} neighbours along dimension {first} of {name} "
-                f"{layout.shape}, of which rank {rank} has {runs}: shard another dimension, or so that parts begin at "
+                f"{layout.shape}, of which rank {rank} has {parts}: shard another dimension, or so that parts begin at "
                 f"multiples of {BLOCK}, or give its group another momentum_dtype"
             )
 
