@@ -5,6 +5,8 @@ import pickle
 
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import Parameter
 
 from tests.support.inside import device_bytes, host_of, plan_of, workspace_of
@@ -170,17 +172,19 @@ def test_unsupported_offload_options_raise(kernel):
         kernel.Muon([Parameter(torch.ones(4, 4))], offload=1)
 
 
-def test_offload_of_matrices_on_several_ranks_raises(kernel, tmp_path):
-    distributed = torch.distributed
+@pytest.mark.parametrize("is_dtensor", [False, True])
+def test_offload_is_refused_for_copies_and_for_dtensors_even_of_one_rank(kernel, tmp_path, is_dtensor):
+    distributed, exchange, w = torch.distributed, None, torch.ones(4, 4)
     distributed.init_process_group(
         "gloo", store=distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
     )
     try:
-        with pytest.raises(
-            ValueError, match="offload is not supported for matrices that ranks share, and w is one of them"
-        ):
+        if is_dtensor:
+            w = distribute_tensor(w, DeviceMesh("cpu", [0]), [Shard(0)])
+        else:
             exchange = kernel.ExchangeOptions(process_group=distributed.group.WORLD)
-            kernel.Muon([("w", Parameter(torch.ones(4, 4)))], offload=True, exchange=exchange)
+        with pytest.raises(ValueError, match=r"not supported for DTensors, nor for copies under .*, and w is one"):
+            kernel.Muon([("w", Parameter(w))], offload=True, exchange=exchange)
     finally:
         distributed.destroy_process_group()
 

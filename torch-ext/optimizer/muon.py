@@ -160,7 +160,7 @@ class Muon(Optimizer):
             65504: larger momentum becomes infinite, and from the next step on its matrix is NaN.
         offload: keep momentum in host memory, pinned for a GPU, which holds three batches of it at a time. Torch rounds
             the pinned memory of each parameter up to a power of two: 172 MiB take 256. To read momentum, call
-            `state_dict()`, which waits for copies under way. Not with `capturable`, nor for matrices that ranks share.
+            `state_dict()`, which waits for copies under way. Not with `capturable`, a `process_group` or DTensors.
         qk_clip: settings of QK-clip, a dict (`qk_clip.heads.clip_settings`); call `observe_qk_logits` in the forward
             pass. Its key `report` is a function called one step later with the counts of clipped and non-finite heads.
         capturable: allow a CUDA graph to capture the whole step. A replay uses the numbers that groups had at capture,

@@ -129,7 +129,10 @@ def _check_parameter(name: str, p: Tensor, group: Group, replica_ranks: Optional
         asked = {key: group[key] for key in ("ns_dtype", "momentum_dtype")}
         check_dtypes(name, p, {key: value and getattr(torch, value) for key, value in asked.items()})
     if group["use_muon"] and group["offload"] and layout_of(name, p, replica_ranks) is not None:
-        raise ValueError(f"offload is not supported for matrices that ranks share, and {name} is one of them")
+        raise ValueError(
+            "offload is not supported for DTensors, nor for copies under ExchangeOptions(process_group=...), and "
+            f"{name} is one of them"
+        )
 
 
 def _check_state(
