@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, distribute_tensor
 
 
 def terms_of_three(kernel, kernels="failed here: nothing"):
@@ -164,6 +166,24 @@ def test_ranks_with_the_same_rates_for_other_layers_disagree(pools):
     for text, stayed in pools(2).run(step_with_rates, [[0.1, 0.0, 0.0], [0.1, 0.1, 0.0]]):
         assert stayed and "layers.1.up.weight" in text and "0.1" in text
     assert pools(2).run(step_with_rates, [[0.1, 0.0, 0.0]] * 2) == [("", False)] * 2
+
+
+def refused_rates(kernel, key: str) -> bool:
+    """Give a DTensor to the constructor, then to a group; return whether parameter and momentum stay."""
+    number = distribute_tensor(torch.tensor(0.1), DeviceMesh("cpu", [0, 1]), [Replicate()])
+    p = nn.Parameter(torch.ones(8, 8))
+    with pytest.raises(TypeError, match=f"{key} must be a number or a plain tensor, got a DTensor: write"):
+        kernel.Muon([("up.weight", p)], **{key: number})
+    optimizer = kernel.Muon([("up.weight", p)])
+    p.grad, optimizer.param_groups[0][key] = torch.ones(8, 8).tril(), number
+    with pytest.raises(TypeError, match=f"{key} must be a number or a plain tensor, got a DTensor: write"):
+        optimizer.step()
+    return torch.equal(p, torch.ones(8, 8)) and not optimizer.state[p]["momentum_buffer"].any()
+
+
+@pytest.mark.parametrize("key", ["lr", "weight_decay"])
+def test_a_rate_in_a_dtensor_is_refused_before_anything_changes(pools, key):
+    assert pools(2).run(refused_rates, key) == [True, True]
 
 
 # A value of each setting that a step reads anew, which no other has by default.

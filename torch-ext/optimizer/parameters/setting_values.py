@@ -23,10 +23,12 @@ MOMENTUM_DTYPES = (None, "float32", "float64", "bfloat16", "float16", "int8")
 def plain_number_or_tensor(key: str, value: Any) -> float | Tensor:
     """Return a number as a float, and a one-element float32 or float64 tensor unchanged; `rates` checks its device.
 
-    Raises ValueError for a tensor of the CPU that holds a number which is not in [0, inf).
+    Raises ValueError for a tensor of the CPU that holds a number which is not in [0, inf), and TypeError for a DTensor.
     """
     if not isinstance(value, Tensor):
         return plain_number(key, value)
+    if hasattr(value, "full_tensor"):  # not by its class: nothing on this floor knows of other processes
+        raise TypeError(f"{key} must be a number or a plain tensor, got a DTensor: write value.full_tensor()")
     if value.numel() != 1 or value.dtype not in (torch.float32, torch.float64) or value.is_meta:
         got = f"{tuple(value.shape)} {value.dtype} on {value.device}"
         raise ValueError(
