@@ -47,8 +47,11 @@ def test_shards_are_named(kernel):
         def full_tensor(self):
             raise NotImplementedError
 
-    with pytest.raises(TypeError, match=r"needs a whole matrix, got a DTensor: write G\.full_tensor\(\)"):
-        kernel.orthogonalize(torch.ones(4, 4).as_subclass(Sharded))
+    shards = torch.ones(4, 4).as_subclass(Sharded)
+    with pytest.raises(TypeError, match=r"orthogonalize needs a whole matrix, got a DTensor: write G\.full_tensor\(\)"):
+        kernel.orthogonalize(shards)
+    with pytest.raises(TypeError, match=r"transpose needs a whole matrix, got a DTensor: write X\.full_tensor\(\)"):
+        kernel.matmul_transpose(shards)
 
 
 def test_nothing_has_a_gradient_of_nothing(kernel):

@@ -57,6 +57,12 @@ def test_a_report_that_is_no_function_is_refused_at_once(kernel, report):
     muon(kernel, KINDS["mha"], clip=dict(report=None))
 
 
+class Sharded(torch.Tensor):
+    """What is taken for a DTensor where nothing knows of other processes."""
+
+    full_tensor = torch.Tensor.clone
+
+
 @pytest.mark.parametrize(
     "layer, logits, error, words",
     [
@@ -68,6 +74,12 @@ def test_a_report_that_is_no_function_is_refused_at_once(kernel, report):
         ),
         ("attn", torch.ones(4, dtype=torch.bool), TypeError, "layer 'attn' must be .* got torch.bool in torch.strided"),
         ("attn", torch.ones(4).to_sparse(), TypeError, "layer 'attn' must be .* got torch.float32 in torch.sparse_coo"),
+        (
+            "attn",
+            torch.ones(4).as_subclass(Sharded),
+            TypeError,
+            r"layer 'attn' .* got a DTensor: write .full_tensor\(\)",
+        ),
         ("attn", ["1.0"], TypeError, r"must be a tensor \(\.\.\., heads\), got list"),
         (["attn"], torch.ones(4), ValueError, r"has no layer \['attn'\], only 'attn'"),
     ],

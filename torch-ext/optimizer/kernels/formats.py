@@ -28,6 +28,11 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).replace("torch.", "")
 
 
+def is_dtensor(tensor: Tensor) -> bool:
+    """Return whether a tensor is a DTensor, but not by its class: nothing on this floor knows of other processes."""
+    return hasattr(tensor, "full_tensor")
+
+
 def shown(tensor: Tensor) -> str:
     """Return what errors show of a tensor: its shape and dtype, and its layout if it is not dense."""
     layout = "" if tensor.layout == torch.strided else f" {tensor.layout}"

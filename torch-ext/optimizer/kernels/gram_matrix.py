@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .autocast import without_autocast
-from .formats import shown
+from .formats import is_dtensor, shown
 from .normalization import as_batch
 from .products import symmetric_choice, symmetric_product
 from .tracing import is_transformed
@@ -19,12 +19,14 @@ def matmul_transpose(X: Tensor, out: Optional[Tensor] = None) -> Tensor:
 
     `out` has the result's shape, and X's dtype and device; it may have any strides. X is not changed. The result is bit
     for bit symmetric if the symmetric kernel runs. Elsewhere, and if a gradient is needed, it comes from torch's
-    product and is only as symmetric as that. Raises TypeError unless X, and `out` if that is given, are tensors. Raises
-    ValueError for fewer than two dimensions, for a sparse tensor, for a dtype that is not floating point, and for an
-    `out` that does not fit or shares X's storage.
+    product and is only as symmetric as that. Raises TypeError for a DTensor, and unless X and a given `out` are
+    tensors. Raises ValueError for fewer than two dimensions, for a sparse tensor, for a dtype that is not floating
+    point, and for an `out` that does not fit or shares X's storage.
     """
     if not isinstance(X, Tensor):
         raise TypeError(f"matmul_transpose needs a tensor, got {type(X).__name__}: write torch.as_tensor(...)")
+    if is_dtensor(X):
+        raise TypeError("matmul_transpose needs a whole matrix, got a DTensor: write X.full_tensor()")
     if X.ndim < 2 or not X.is_floating_point() or X.layout != torch.strided:
         raise ValueError(f"matmul_transpose needs dense real floating-point X (..., m, k), got {shown(X)}")
     if out is not None:

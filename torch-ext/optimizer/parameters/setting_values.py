@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..iteration import DTYPES, check_work_dtype
-from ..kernels.formats import dtype_name
+from ..kernels.formats import dtype_name, is_dtensor
 from ..learning_rate import check_adjustment
 from ..schedules import without_arrays
 from .argument_checks import check_takes
@@ -27,7 +27,7 @@ def plain_number_or_tensor(key: str, value: Any) -> float | Tensor:
     """
     if not isinstance(value, Tensor):
         return plain_number(key, value)
-    if hasattr(value, "full_tensor"):  # not by its class: nothing on this floor knows of other processes
+    if is_dtensor(value):
         raise TypeError(f"{key} must be a number or a plain tensor, got a DTensor: write value.full_tensor()")
     if value.numel() != 1 or value.dtype not in (torch.float32, torch.float64) or value.is_meta:
         got = f"{tuple(value.shape)} {value.dtype} on {value.device}"

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..iteration import DTYPES, Iteration, check_work_dtype, choose_iteration, default_work_dtype
 from ..kernels.autocast import without_autocast
 from ..kernels.circumstances import Circumstances
-from ..kernels.formats import shown
+from ..kernels.formats import is_dtensor, shown
 from ..kernels.newton_schulz import apply_window, gram_matrix, gram_newton_schulz, newton_schulz, window_product
 from ..kernels.normalization import frobenius_norm, native_passes_take, normalize
 from ..kernels.products import small_polar
@@ -58,7 +58,7 @@ def orthogonalize(
     """
     if not isinstance(G, Tensor):
         raise TypeError(f"orthogonalize needs a tensor, got {type(G).__name__}: write torch.as_tensor(...)")
-    if hasattr(G, "full_tensor"):  # not by its class: nothing on this floor knows of other processes
+    if is_dtensor(G):
         raise TypeError("orthogonalize needs a whole matrix, got a DTensor: write G.full_tensor(); Muon takes shards")
     if G.ndim < 2 or G.dtype not in DTYPES or G.layout != torch.strided:
         dtypes = ", ".join(map(str, DTYPES))

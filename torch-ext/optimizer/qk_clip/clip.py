@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..iteration import DTYPES
-from ..kernels.formats import exact_dtype
+from ..kernels.formats import exact_dtype, is_dtensor
 from ..kernels.host_copy import HostCopy, moved
 from ..kernels.user_warnings import warn_user
 from ..parameters.names import repeated
@@ -114,7 +114,7 @@ class QKClip:
         `logits` are each head's largest logits before the softmax, with the scale that the softmax sees, or upper
         bounds of them such as log-sum-exps. They may be on any device; the host waits only if they are not on the CPU
         and the first weight is. A NaN stays until the next good step. Raises ValueError for an unknown layer and for
-        another number of heads; TypeError for another kind of numbers, and for sparse ones.
+        another number of heads; TypeError for another kind of numbers, for sparse ones and for a DTensor.
         """
         attention = self._by_key.get(layer) if isinstance(layer, Hashable) else None
         if attention is None:
@@ -126,6 +126,8 @@ class QKClip:
             if logits.ndim > 2:
                 advice = f". Give the largest logit of each head: logits.amax((-2, -1)){advice}"
             raise ValueError(f"logits of layer {layer!r} must be (..., {heads}), got {tuple(logits.shape)}{advice}")
+        if is_dtensor(logits):
+            raise TypeError(f"logits of layer {layer!r} must be a plain tensor, got a DTensor: write .full_tensor()")
         if logits.dtype not in DTYPES or logits.layout != torch.strided:
             raise TypeError(
                 f"logits of layer {layer!r} must be a dense tensor of {', '.join(map(str, DTYPES))}, "
