@@ -38,7 +38,10 @@ def test_implementations_that_are_not_asked_for_change_nothing(kernel, key, valu
 
 @pytest.mark.parametrize(
     "settings",
-    [dict(use_addmm=True), dict(use_muon=False, fused=True), dict(algorithm="nadamw", foreach=True)],
+    [
+        *(dict(use_addmm=True), dict(use_muon=False, use_addmm=True)),
+        *(dict(use_muon=False, fused=True), dict(algorithm="nadamw", foreach=True)),
+    ],
     ids=str,
 )
 def test_implementations_that_hold_anyway_are_accepted(kernel, settings):
@@ -72,6 +75,8 @@ def test_betas_and_eps_of_the_fallbacks_groups_are_adamws(kernel):
     assert "betas" not in group
     (group,) = groups_of(kernel, matrix_and_vector()[1:], betas=(0.8, 0.9))
     assert (group["adamw_betas"], group["adamw_eps"]) == ((0.8, 0.9), 1e-8)
+    with pytest.raises(ValueError, match="adamw_betas must be two numbers, got None"):
+        groups_of(kernel, matrix_and_vector()[1:], betas=None)
 
 
 def test_adamw_betas_and_eps_go_before_the_names_of_others(kernel):

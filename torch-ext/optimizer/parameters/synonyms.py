@@ -75,12 +75,11 @@ def as_adamws(changed: dict[str, Any], defaults: dict[str, Any], both: bool) -> 
     With `both`, if Muon updates some of its parameters, `eps` is Muon's, and `betas` raise ValueError.
     """
     if both:
-        if changed.get("betas") is not None:
+        if "betas" in changed:
             raise ValueError(
                 "betas are AdamW's, and Muon has parameters of this group too: write adamw_betas, which apply to the "
                 "parameters that AdamW updates, or put these into a separate group"
             )
         return {}
-    meant = {f"adamw_{key}": changed[key] for key in ("betas", "eps") if changed.get(key) is not None}
-    meant = {key: value for key, value in meant.items() if changed.get(key) is None}
-    return {**meant, "eps": defaults["eps"]} if "eps" in changed else meant
+    meant = {f"adamw_{key}": changed[key] for key in ("betas", "eps") if key in changed}
+    return {"eps": defaults["eps"], **{key: value for key, value in meant.items() if key not in changed}}
