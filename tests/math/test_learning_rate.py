@@ -1,5 +1,7 @@
 """What each adjustment promises: the size of the update it makes of a polar factor."""
 
+import re
+
 import pytest
 import torch
 
@@ -48,6 +50,8 @@ def test_rms_to_rms_gives_an_rms_operator_norm_of_one(kernel, name, rows, cols):
     assert stretched.item() == pytest.approx(1.0, rel=1e-12)
 
 
-def test_unknown_adjustment_is_named(kernel):
-    with pytest.raises(ValueError, match="'rms' is none of original, match_rms_adamw, rms_to_rms, spectral_unclamped"):
-        kernel.learning_rate.step_multiplier("rms", 4, 4)
+@pytest.mark.parametrize("name", ["rms", ["original"]], ids=str)
+def test_unknown_adjustment_is_named(kernel, name):
+    words = f"{name!r} is none of original, match_rms_adamw, rms_to_rms, spectral_unclamped"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        kernel.learning_rate.step_multiplier(name, 4, 4)

@@ -96,7 +96,9 @@ def test_the_optimizer_prints_in_a_few_lines(kernel):
     lines = repr(kernel.Muon(groups, ns_steps=6, ns_dtype="float32", qk_clip=None)).splitlines()
     assert lines[:2] == ["Muon: 100 parameters by Muon", "  settings: ns_steps=6, ns_dtype=float32"]
     assert lines[2] == "  group 0: 1 parameter by Muon, lr=0.5, weight_decay=0.1"
-    assert len(lines) <= 24 and lines[-1] == "  and 85 more lines: see param_groups"
+    assert len(lines) == 2 + 16 and lines[-1] == "  and 85 more lines: see param_groups"
+    lines = repr(kernel.Muon(groups[:16])).splitlines()
+    assert len(lines) == 1 + 16 and lines[-1].startswith("  group 15: ")
 
 
 def test_a_long_list_of_groups_is_counted(kernel):
@@ -123,6 +125,23 @@ def test_groups_print_what_is_their_own(kernel):
         "  group 0: 1 parameter by Muon, lr=0.5, weight_decay=0.1, role=mlp",
         "  group 1: 1 parameter by NAdamW, lr=0.5, weight_decay=0.1, role=mlp, lr_factor=0.5",
         "  group 2: 1 parameter by Muon, lr=0.001, weight_decay=0, nesterov=False",
+    ]
+
+
+def test_settings_are_printed_as_a_user_writes_them(kernel):
+    """Numbers of tensors, the names of functions; and rates of AdamW's only in the lines of its groups."""
+
+    def halved(rows, cols):
+        return 0.5
+
+    shapes = {"up": (8, 8), "down": (8, 8), "bias": (8,)}
+    params = [(name, Parameter(torch.zeros(shape))) for name, shape in shapes.items()]
+    rates = {"lr": torch.tensor(0.5), "adamw_lr": 0.25, "adamw_weight_decay": 0.25}
+    assert repr(kernel.Muon(params, adjust_lr_fn=halved, **rates)).splitlines() == [
+        "Muon: 2 parameters by Muon, 1 parameter by AdamW",
+        "  settings: adjust_lr_fn=halved",
+        "  group 0: 2 parameters by Muon, lr=0.5, weight_decay=0.1",
+        "  group 1: 1 parameter by AdamW, lr=0.5, weight_decay=0.25, lr_factor=0.5",
     ]
 
 

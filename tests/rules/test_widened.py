@@ -6,8 +6,8 @@ import torch
 from tests.support.allocations import Allocations
 
 SETTINGS = dict(lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, maximize=False)
-# Of 30 elements at once: rows that fill no part, one row that is longer, and tensors without a row.
-SHAPES = [(40, 12), (3, 70), (35,), (4, 3, 5), (), (0, 8)]
+# Of 30 elements at once: rows that are longer, also before all others, or fill no part, and tensors without a row.
+SHAPES = [(3, 70), (40, 12), (35,), (4, 3, 5), (), (0, 8)]
 AT_ONCE = 30
 BYTES = {"adamw": 17, "nadamw": 32}  # of an element, at most
 
