@@ -243,6 +243,6 @@ def _triples(ns_coefficients) -> Schedule:
 
 
 def _is_triple(row) -> bool:
-    if isinstance(row, str) or not hasattr(row, "__len__") or len(row) != 3:
+    if not hasattr(row, "__len__") or len(row) != 3:
         return False
     return all(isinstance(x, Real) and abs(without_arrays(x)) < _COEFFICIENTS_END for x in row)

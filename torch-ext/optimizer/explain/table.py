@@ -114,9 +114,8 @@ class Explanation:
         head = "".join(_html_cell("th", column, column.heading) for column in columns)
         body = []
         for line, row in zip(lines, cells):
-            tint = _TINTS.get(line.first.branch, "none")
             tds = "".join(_html_cell("td", column, cell) for column, cell in zip(columns, row))
-            body.append(f'<tr style="background:{tint}">{tds}</tr>')
+            body.append(f'<tr style="background:{_TINTS[line.first.branch]}">{tds}</tr>')
         table = f'<table style="border-collapse:collapse"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody>'
         below = "".join(f"<p>{escape(text)}</p>" for text in (*self._summary(), *self.notes))
         return f'<div style="overflow-x:auto">{table}</table></div>{below}'
