@@ -69,6 +69,7 @@ def test_how_much_muon_has_is_judged_of_all_groups(kernel):
     assert warned(lambda: optimizer.add_param_group({"params": parameters(a__weight=(4, 1024))}))[0] == []
     (line,), _ = warned(lambda: optimizer.add_param_group({"params": parameters(b__weight=(4, 1024))}))
     assert line.startswith("Muon has 33.3% of the elements of hidden matrices: the fallback updates 2 parameters")
+    assert warned(lambda: optimizer.add_param_group({"params": parameters(tiny=(8, 8))}))[0] == []
     assert warned(lambda: optimizer.add_param_group({"params": parameters(down=(64, 64))}))[0] == []
 
 
@@ -99,6 +100,8 @@ def test_muon_that_holds_no_matrix_says_so(kernel):
     (line,), _ = warned(lambda: kernel.Muon(parameters(head__0__weight=(64, 64), head__2__weight=(10, 64))))
     assert line.startswith("Muon has no matrix: the fallback updates 2 parameters (4,736 elements)")
     assert "because of output_head (2)" in line and "use_muon=True" in line and "use_muon=False" in line
+    (line,), _ = warned(lambda: kernel.Muon(parameters(thin__weight=(2, 64), depthwise__weight=(8, 1, 3, 3))))
+    assert "because of min_dim_too_small (1), leading_unit_dims (1)." in line
 
 
 @pytest.mark.parametrize("use_muon, why", [(True, {}), (False, {}), (False, {"role": "a"}), (False, {"reason": "b"})])
@@ -177,6 +180,7 @@ def test_is_muon_that_nobody_asks_is_said(kernel, branch):
     assert line.startswith("is_muon is not asked") and "patterns" in line
     assert warned(lambda: kernel.Muon(groups, is_muon=lambda name, p: None))[0] == []
     assert warned(lambda: kernel.Muon(groups[:1]))[0] == []
+    assert groups[0].keys() == {"params", *branch}  # as the user wrote it
 
 
 def test_a_step_without_any_gradient_is_said_once(kernel):

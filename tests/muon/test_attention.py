@@ -34,8 +34,9 @@ def test_query_heads_share_key_heads_in_order(plan):
 
 
 def test_latent_attention_scales_rotary_queries_fully(plan):
-    """Values are not scaled."""
-    shapes = {"model.layers.3.self_attn.q_b_proj.weight": (12, 8), "model.layers.3.self_attn.kv_b_proj.weight": (14, 8)}
+    """Values are not scaled. A norm of queries comes before the weight, whatever its size."""
+    rows = {"q_b_proj": (12, 12), "kv_b_proj": (14, 8), "q_norm": (12,)}
+    shapes = {f"model.layers.3.self_attn.{name}.weight": shape for name, shape in rows.items()}
     of_q, of_kv = plan({**LATENT, "alpha": 0.25}, shapes)[3].weights.values()
     assert of_q == ((4, (0,), 0.25), (2, (0,), 1.0), (4, (1,), 0.25), (2, (1,), 1.0))
     assert of_kv == ((4, (0,), 0.75), (3, (0,), 0.0), (4, (1,), 0.75), (3, (1,), 0.0))
@@ -195,6 +196,13 @@ BY_INDEX = {"head_dim": 4, "num_kv_heads": 2, "by_head": True, "q_indices": [0, 
 def test_weights_that_do_not_fit_are_refused_by_name(plan, settings, shapes, message):
     with pytest.raises(ValueError, match=message):
         plan(settings, shapes)
+
+
+def test_what_lies_beside_a_weight_in_its_module_is_not_the_weight(plan):
+    """As the mask of a pruned one. The number of a layer is the last one in its name."""
+    weights = pair(2, layer="towers.0.layers.3.attn")
+    layers = plan({"head_dim": 4}, {**weights, "towers.0.layers.3.attn.q_proj.mask": (8, 8)})
+    assert set(layers) == {"towers.0.layers.3.attn", 3} and set(layers[3].weights) == set(weights)
 
 
 def test_a_layer_has_its_modules_name_with_and_without_wrappers(plan):

@@ -34,8 +34,8 @@ def adapted(seed: int, weight: str, outer: str) -> dict[str, Parameter]:
     "weight, outer", [("weight", "lora_B"), ("base_layer.weight", "lora_B.default.weight")], ids=["loralib", "PEFT"]
 )
 def test_an_adapter_that_belongs_to_the_projection_is_scaled_with_it(kernel, weight, outer):
-    """Rows of W + B A are those of W and of B; A stays."""
-    projections = {f"attn.{role}_proj": adapted(seed, weight, outer) for seed, role in enumerate("qk")}
+    """Rows of W + B A are those of W and of B; A stays, and so does the adapter of the values."""
+    projections = {f"attn.{role}_proj": adapted(seed, weight, outer) for seed, role in enumerate("qkv")}
     named = {f"{module}.{name}": p for module, parts in projections.items() for name, p in parts.items()}
 
     def effective(parts: dict[str, Parameter]) -> Tensor:
@@ -44,8 +44,8 @@ def test_an_adapter_that_belongs_to_the_projection_is_scaled_with_it(kernel, wei
 
     before = {module: effective(parts) for module, parts in projections.items()}
     clipped(kernel, named, "attn")
-    for module, parts in projections.items():
-        torch.testing.assert_close(effective(parts), FACTOR * before[module])
+    for (module, parts), factor in zip(projections.items(), (FACTOR, FACTOR, 1.0)):
+        torch.testing.assert_close(effective(parts), factor * before[module])
 
 
 def test_a_factor_with_other_rows_than_its_weight_is_refused(kernel):
@@ -155,7 +155,7 @@ def test_by_head_is_for_fused_weights(kernel):
 
 OUTSIDE = "a.norm1", "a.q_norm", "a.input_layernorm", "a.post_attention_norm", "a.attn2.q_norm"
 INSIDE = "ln", "norm", "norm1", "out_norm", "v_norm", "kv_norm", "qk", "query_key_value", "norm.v", "cross_attn.q_norm"
-INSIDE += "q_a_layernorm", "kv_a_layernorm", "indexer.k_norm", "norm_added_k"
+INSIDE += "q_a_layernorm", "kv_a_layernorm", "indexer.k_norm", "norm_added_k", "v_proj.lora_magnitude_vector"
 
 
 @pytest.mark.parametrize("beside", [f"{name}.weight" for name in (*OUTSIDE, *(f"a.attn.{name}" for name in INSIDE))])

@@ -30,7 +30,8 @@ def test_equal_tensors_that_are_not_shared_stay_apart(kernel):
 def test_names_that_only_begin_as_made_up_ones_are_compared(kernel):
     params = {f"param_{i}.weight": Parameter(torch.ones(8, 8) + i) for i in range(2)}
     saved = kernel.Muon(params.items()).state_dict()
-    with pytest.raises(ValueError, match="saved in another order"):
+    words = "saved in another order: param_1.weight was parameter 1 of group 0, and is 0 of group 0 here"
+    with pytest.raises(ValueError, match=words):
         kernel.Muon(reversed(list(params.items()))).load_state_dict(saved)
 
 

@@ -16,6 +16,11 @@ def writing(kernel):
     return importlib.import_module(".explain.writing", kernel.__name__)
 
 
+@pytest.fixture(scope="module")
+def table(kernel):
+    return importlib.import_module(".explain.table", kernel.__name__)
+
+
 def values_of(braces: str) -> list[str]:
     """The numbers of `{0..3,7}` or `{0..6..2}`, as a shell would read the braces."""
     numbers = []
@@ -143,6 +148,20 @@ def test_settings_are_printed_as_a_user_writes_them(kernel):
         "  group 0: 2 parameters by Muon, lr=0.5, weight_decay=0.1",
         "  group 1: 1 parameter by AdamW, lr=0.5, weight_decay=0.25, lr_factor=0.5",
     ]
+
+
+def test_the_table_has_all_rows_in_their_order_and_sums_them(table):
+    """Also a scalar, owner 0, matrices without work, and parameters of both fallbacks."""
+    matrix = table.Route("a.up", (2, 3, 4), "muon", "matrix", 2, (0.123456,), 0, "gemm", 0.0123456, 0.1, 4, 0.0)
+    scale = table.Route("scale", (), "nadamw", "scalar", kernel="nadamw", lr=1.0, weight_decay=0.0, state_bytes=8)
+    bias = scale._replace(name="bias", shape=(8,), branch="adamw")
+    lines = str(table.Explanation([matrix, scale, matrix._replace(name="b.up"), bias])).splitlines()
+    rows = [line.split() for line in lines[2:6]]
+    first = ["a.up", "2x3x4", "muon", "matrix", "2", "0.1235", "0.01235", "0.1", "4", "B", "0", "[1]"]
+    assert [row[:2] for row in rows] == [first[:2], ["scale", "scalar"], ["b.up", "2x3x4"], ["bias", "8"]]
+    assert rows[0] == first and lines[-1] == (
+        "2 parameters (48 elements, 8 B of state) by Muon, 2 (9 elements, 16 B of state) by AdamW and NAdamW"
+    )
 
 
 def test_two_numbers_are_listed(writing):
