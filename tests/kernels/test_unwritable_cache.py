@@ -126,3 +126,18 @@ def test_what_is_no_regular_file_is_not_opened(kernel, measurements, make):
         assert not measurements.all_failed(key)
     with pytest.warns(RuntimeWarning, match="in this process only: .* is no regular file"):
         measurements.keep(key, file.empty())
+
+
+def test_a_process_without_a_home_folder_remembers_what_it_measures(kernel, measurements, monkeypatch):
+    """As that of a user without an entry in a container's list of users."""
+
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    measurements.forget()
+    with pytest.warns(RuntimeWarning, match="in this process only: there is no home folder"):
+        kernel.tune([(24, 40)], dtype=torch.bfloat16, device="cpu", budget=0.1, progress=lambda *_: None)
+    chosen = kernel.kernels.products.select_products(torch.device("cpu"), torch.bfloat16, 24, 40)
+    assert chosen.source == "measured here"

@@ -150,6 +150,12 @@ def test_settings_are_printed_as_a_user_writes_them(kernel):
     ]
 
 
+@pytest.mark.parametrize("fallback, functions", [("adamw", "torch._fused_adamw_"), ("nadamw", "torch._foreach_*")])
+def test_the_table_names_torchs_functions_that_a_fallback_calls(kernel, fallback, functions):
+    (row,) = kernel.Muon([("bias", Parameter(torch.zeros(8)))], fallback=fallback).explain()
+    assert (row.branch, row.kernel) == (fallback, functions)
+
+
 def test_the_table_has_all_rows_in_their_order_and_sums_them(table):
     """Also a scalar, owner 0, matrices without work, and parameters of both fallbacks."""
     matrix = table.Route("a.up", (2, 3, 4), "muon", "matrix", 2, (0.123456,), 0, "gemm", 0.0123456, 0.1, 4, 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -110,6 +111,37 @@ def test_a_call_that_times_nothing_leaves_what_was_not_tried(kernel, measurement
     clock.ready = lambda work: contests["NATIVE"].no_such_work  # raises
     run(tune.Tuner(60.0, clock), tune, todo)
     assert tune.unmeasured(todo) == todo and measured(kernel, todo) == [True]
+
+
+def test_what_fails_when_it_is_timed_is_left_out_by_name(kernel, tune, contests, table_clock):
+    """Once and for all, where another of ours could be timed."""
+    clock, todo = table_clock(EVEN), tasks(kernel, (24, 40))
+
+    def ready(work):
+        if work() == "NATIVE":
+            raise ValueError("no such instructions")
+        return work
+
+    clock.ready = ready
+    told = run(tune.Tuner(20.0, clock), tune, todo)
+    assert "NATIVE is left out: ValueError: no such instructions" in told[0]
+    assert measured(kernel, todo) == [True] and not tune.unmeasured(todo)
+
+
+def test_each_of_ours_is_on_trial_when_it_is_proven_and_when_it_is_first_timed(
+    kernel, tune, contests, table_clock, monkeypatch
+):
+    """Either may hang, and torch's products, which nothing could replace, have no trial."""
+    tried = []
+
+    @contextmanager
+    def trial(key, need, name):
+        tried.append(name)
+        yield
+
+    monkeypatch.setattr(kernel.tuning.findings, "trial", trial)
+    run(tune.Tuner(20.0, table_clock(EVEN)), tune, tasks(kernel, (24, 40)))
+    assert tried == ["NATIVE", "NATIVE_SYMMETRIC"] * 2
 
 
 def test_a_race_that_has_begun_gets_its_fewest_rounds(kernel, tune, contests, table_clock):

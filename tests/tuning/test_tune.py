@@ -166,6 +166,15 @@ def test_random_numbers_of_the_user_stay_as_they_were(kernel, measurements):
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
+def test_autocast_around_a_call_is_not_what_is_measured(kernel, tune, contests, table_clock):
+    """It does not change a step either."""
+    seen = []
+    contests.update(dict.fromkeys(TABLES, lambda: seen.append(torch.is_autocast_enabled("cpu"))))
+    with torch.autocast("cpu", dtype=BF16):
+        run(tune.Tuner(60.0, table_clock(EVEN)), tune, tasks(kernel, (24, 40)))
+    assert seen == [False] * 3
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_here_is_refused(kernel):
     with pytest.raises(ValueError, match="device must be a CPU or a GPU that is here"):
