@@ -178,3 +178,12 @@ def test_a_rank_packs_at_most_the_limit_where_rows_do_not_divide_evenly(kernel):
     chunks, _ = inside.plan_messages(kernel, matrices, tuple(range(8)), 0, limit)
     packed = [sum(part.matrix.part(0).size for part in chunk.holder.parts) for chunk in chunks]
     assert packed == [limit, limit]
+
+
+@pytest.mark.parametrize("rows, cols", [(((0, 2), (4, 6)), ((0, 3),)), (((0, 2),), ((0, 1), (2, 3)))], ids=str)
+def test_stochastic_rounding_of_a_part_in_several_blocks_is_refused(kernel, rows, cols):
+    """Its noise follows from the row and the column at which one block begins."""
+    part = kernel.plan.shards.Part
+    with pytest.raises(ValueError, match=r"parts that are one block, and this rank has rows .* of up\.weight: shard"):
+        part(rows, cols).origin("up.weight")
+    assert part(((4, 6),), ((1, 3),)).origin("up.weight") == (4, 1)

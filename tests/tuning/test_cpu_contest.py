@@ -40,6 +40,16 @@ def test_what_is_timed_in_float32_is_what_steps_run(kernel, measurements, monkey
     assert {each.run.args[1].method for each in contest.candidates.values()} == {method}
 
 
+def test_what_steps_take_without_a_measurement_keeps_its_place_in_a_tie(kernel, measurements):
+    """Of long bfloat16 matrices that may be the Gram iteration. Messages tell all candidates apart."""
+    products, size = kernel.kernels.products, (256, 1024)
+    (task,) = kernel.tuning.contest.tasks_of(CPU, BFLOAT16, size, 1)
+    default = products.select_products(CPU, BFLOAT16, *size)
+    contest = kernel.tuning.contest.cpu_contest(task)
+    assert products.cpu_tables(BFLOAT16)[contest.before] == default._replace(source="")
+    assert len({candidate.label for candidate in contest.candidates.values()}) == len(contest.candidates)
+
+
 def test_torchs_products_are_timed_as_steps_run_them(kernel, measurements, monkeypatch):
     """Where torch may round float32 factors, steps keep the standard iteration with its products, and no others."""
     monkeypatch.setattr(kernel.tuning.contest, "CPU_WORK_DTYPE", FLOAT32)
