@@ -151,6 +151,8 @@ def test_a_race_that_has_begun_gets_its_fewest_rounds(kernel, tune, contests, ta
     todo = tasks(kernel, (24, 40))
     run(tune.Tuner(20.0, clock), tune, todo)
     assert measured(kernel, todo) == [True] and len(clock.bursts) == 3 * (1 + 3)
+    # All are as fast, so that what was chosen without a measurement stays.
+    assert chosen(kernel, 24, 40).name == kernel.kernels.products.cpu_tables(BF16)["NATIVE"].name
 
 
 def test_sizes_with_most_work_come_first(kernel, tune, measurements, contests, monkeypatch, table_clock):
