@@ -44,7 +44,8 @@ void frobenius_norm_cpu(const FrobeniusNorm& call) {
 
 void normalize_cpu(const Normalize& call) {
   Batch batch = call.batch;
-  cut(batch.first, true);
+  simplify(batch.first);
+  cut(batch.first, rows_are_runs(batch.first));
   for_each(batch, [&](const auto& m, const Box& box) {
     scale_tile(batch, m, box, multiplier_of(call.norms[m.index], call.eps, call.scale));
   });

@@ -77,6 +77,17 @@ def test_neither_batch_threads_nor_strides_change_a_bit(normalized, shape, dtype
         assert all(torch.equal(torch.cat(parts), whole) for parts, whole in zip(zip(*alone), expected))
 
 
+@pytest.mark.parametrize("shape", [(3, 70, 130), (2, 1, 5000), (2, 5000, 1), (2, 0, 3)], ids=str)
+def test_the_order_of_rows_and_columns_changes_no_bit(native, shape):
+    X = random(shape, torch.float32)
+    norms = torch.linspace(0.5, 2, shape[0], dtype=torch.float64)
+    expected = torch.stack([x * (SCALE / norm).float() for x, norm in zip(X, norms)]).to(torch.bfloat16)
+    for given, out in itertools.product((X, X.mT.contiguous().mT), (expected, expected.mT.contiguous().mT)):
+        out = torch.empty_like(out).fill_(torch.nan)
+        native.normalize_(out, given, norms, EPS, SCALE)
+        assert torch.equal(out, expected)
+
+
 @pytest.mark.parametrize("power", [-90, -20, 20, 100])
 def test_a_power_of_two_changes_no_bit(normalized, power):
     X = random((2, 40, 90), torch.float32)
