@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -148,6 +149,12 @@ def test_float64_norms_do_not_overflow(kernel):
 @pytest.mark.parametrize("eps", [0.0, 1e-7])
 def test_zero_gives_zero(kernel, dtype, eps):
     assert torch.equal(kernel.orthogonalize(torch.zeros(2, 6, 9), dtype=dtype, eps=eps), torch.zeros(2, 6, 9))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_eps_may_be_any_real_number(kernel, dtype):
+    G = with_spectrum(SPECTRA["flat"](8), 8, 12, seed=5).to(dtype)
+    assert torch.equal(kernel.orthogonalize(G, eps=Fraction(7, 2)), kernel.orthogonalize(G, eps=3.5))
 
 
 def test_gradients_below_eps_stay_small(kernel):

@@ -77,7 +77,7 @@ def orthogonalize(
     if G.numel() == 0:
         return G.clone()
     with without_autocast(G.device.type):
-        factors = polar_factors(G.reshape(-1, *G.shape[-2:]), iteration, eps)
+        factors = polar_factors(G.reshape(-1, *G.shape[-2:]), iteration, float(eps))
     return factors.to(G.dtype).reshape(G.shape)
 
 
