@@ -157,10 +157,10 @@ OPTIMIZER_INLINE T join(const Halves<T>& halves) {
 template <class T>
 OPTIMIZER_INLINE Halves<T> split(T x) {
   const float number = narrow<float>(x);
-  const uint32_t bits = bits_as<uint32_t>(number);
-  const bool is_nan = number != number;
-  const float upper = bits_as<float>(is_nan ? 0x7FC00000u : (bits + 0x8000u) & 0xFFFF0000u);
-  return {static_cast<T>(upper), static_cast<T>(is_nan ? int16_t{0} : static_cast<int16_t>(bits))};
+  const uint32_t nan = -static_cast<uint32_t>(number != number);  // all bits or none: GCC makes no vectors of a branch
+  const uint32_t bits = (bits_as<uint32_t>(number) & ~nan) | (0x7FC00000u & nan);
+  const float upper = bits_as<float>((bits + 0x8000u) & 0xFFFF0000u);
+  return {static_cast<T>(upper), static_cast<T>(static_cast<int16_t>(bits))};
 }
 
 // The finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
