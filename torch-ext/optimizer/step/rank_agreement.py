@@ -153,13 +153,7 @@ class RankAgreement:
         self._groups = ()  # once for a plan: its ranks meet in the same groups from here on
         meetings, overflows, errors, first_met, registered = [], {}, [], [], {}
         for ranks, shared in sorted(terms.items()):
-            known = self._registered.get(ranks)
-            is_new = known is None or known.digest != shared.digest
-            name = f"new optimizer {self._seniority(ranks)}" if known is None else f"optimizer {known.number}"
-            absent, step = (absent_of(shared, groups), self._steps[ranks] + 1) if act == "step" else ((), None)
-            settings = shared.settings(groups)
-            gradients = absent, redistributed_of(shared, groups, layouts)
-            statement = Statement(act, step, name, known is not None, not is_new, shared.digest, settings, *gradients)
+            statement = self._statement(act, ranks, shared, groups, layouts)
             meeting = Meeting(ranks, shared, statement)
             overflows[ranks] = meeting.overflow(scaling)
             meetings.append(meeting)
@@ -168,11 +162,11 @@ class RankAgreement:
             elif not meeting.is_known:
                 keep_unread(meeting)
                 continue
-            error = meeting.mismatch(groups, is_new)
+            error = meeting.mismatch(groups, not statement.has_met)
             if error is not None:  # raised after the loop, so that no other rank waits
                 errors.append(error)
-            elif is_new:
-                number = _new_number(ranks, shared) if known is None else known.number
+            elif not statement.has_met:
+                number = self._registered[ranks].number if statement.has_number else _new_number(ranks, shared)
                 registered[ranks] = Registration(shared.digest, number)
         errors += _errors_elsewhere(first_met, bool(errors))
         if errors:
@@ -182,6 +176,23 @@ class RankAgreement:
             if not meeting.is_known:
                 keep_unread(meeting)
         return meetings, overflows
+
+    def _statement(
+        self, act: str, ranks: Ranks, shared: Terms, groups: Sequence[Group], layouts: Mapping[Tensor, str]
+    ) -> Statement:
+        """Return what this rank tells others of `ranks`: what it does, with which optimizer, settings and gradients."""
+        known, is_step = self._registered.get(ranks), act == "step"
+        return Statement(
+            act,
+            number=self._steps[ranks] + 1 if is_step else None,
+            optimizer=f"new optimizer {self._seniority(ranks)}" if known is None else f"optimizer {known.number}",
+            has_number=known is not None,
+            has_met=known is not None and known.digest == shared.digest,
+            digest=shared.digest,
+            settings=shared.settings(groups),
+            absent=absent_of(shared, groups) if is_step else (),
+            redistributed=redistributed_of(shared, groups, layouts),
+        )
 
     def _seniority(self, ranks: Ranks) -> int:
         """Return how many older optimizers of the same plan have no number yet."""
