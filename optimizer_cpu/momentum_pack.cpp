@@ -62,15 +62,28 @@ OPTIMIZER_INLINE void average(T* update, const MomentumPack& call, const Matrix<
   const T weight = static_cast<T>(call.weight);
   const T divisor = gradient_divisor<T>(call.grad_scale.get(0, 1), call.maximize);
   // With a weight of 1 nothing of the average is left, be it infinite or NaN.
-  const bool remembers = weight != 1, ahead = call.nesterov && remembers;
+  const bool remembers = weight != 1;
   if (remembers) {
     load_momentum(momentum, call, m, box);
   }
   load(update, call.dtypes[kGradient], m.views[kGradient], box);
-  for (int64_t i = 0; i < box.rows * box.cols; ++i) {
-    const T gradient = update[i] / divisor;
-    momentum[i] = remembers ? lerp(momentum[i], gradient, weight) : gradient;
-    update[i] = ahead ? lerp(momentum[i], gradient, weight) : momentum[i];
+  // Each way has a loop of its own: GCC makes vectors of one loop with all of them for some ways alone.
+  const auto for_each = [&](const auto& next) __attribute__((always_inline)) {
+    for (int64_t i = 0; i < box.rows * box.cols; ++i) {
+      update[i] = next(momentum[i], update[i] / divisor);
+    }
+  };
+  if (!remembers) {
+    for_each([](T& average, T gradient) __attribute__((always_inline)) { return average = gradient; });
+  } else if (!call.nesterov) {
+    for_each([&](T& average, T gradient) __attribute__((always_inline)) {
+      return average = lerp(average, gradient, weight);
+    });
+  } else {
+    for_each([&](T& average, T gradient) __attribute__((always_inline)) {
+      average = lerp(average, gradient, weight);
+      return lerp(average, gradient, weight);
+    });
   }
   store_momentum(momentum, call, m, box);
 }
