@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 // On the host the formulas must be inlined: only then are they compiled for the instruction set of
@@ -211,7 +212,8 @@ OPTIMIZER_INLINE T round_stochastically(T x, uint64_t random, const Grid<T>& gri
   const T shift = size < grid.smallest_normal ? grid.smallest_normal : T(0);
   const Bits bits = bits_as<Bits>(size + shift) + static_cast<Bits>(random >> (64 - grid.dropped));
   const T rounded = bits_as<T>(static_cast<Bits>(bits >> grid.dropped << grid.dropped)) - shift;
-  return std::isfinite(x) ? std::copysign(rounded, x) : x;
+  const Bits finite = -static_cast<Bits>(size <= std::numeric_limits<T>::max());  // a mask, for vectors as in `split`
+  return bits_as<T>((bits_as<Bits>(std::copysign(rounded, x)) & finite) | (bits_as<Bits>(x) & ~finite));
 }
 
 }  // namespace optimizer
