@@ -67,22 +67,20 @@ OPTIMIZER_INLINE void average(T* update, const MomentumPack& call, const Matrix<
     load_momentum(momentum, call, m, box);
   }
   load(update, call.dtypes[kGradient], m.views[kGradient], box);
-  // Each way has a loop of its own: GCC makes vectors of one loop with all of them for some ways alone.
-  const auto for_each = [&](const auto& next) __attribute__((always_inline)) {
+  // Each way has a loop of its own: of one loop with all of them GCC makes vectors for some ways alone.
+  const auto update_by = [&](const auto& next) __attribute__((always_inline)) {
     for (int64_t i = 0; i < box.rows * box.cols; ++i) {
       update[i] = next(momentum[i], update[i] / divisor);
     }
   };
   if (!remembers) {
-    for_each([](T& average, T gradient) __attribute__((always_inline)) { return average = gradient; });
+    update_by([](T& mean, T gradient) __attribute__((always_inline)) { return mean = gradient; });
   } else if (!call.nesterov) {
-    for_each([&](T& average, T gradient) __attribute__((always_inline)) {
-      return average = lerp(average, gradient, weight);
-    });
+    update_by([&](T& mean, T gradient) __attribute__((always_inline)) { return mean = lerp(mean, gradient, weight); });
   } else {
-    for_each([&](T& average, T gradient) __attribute__((always_inline)) {
-      average = lerp(average, gradient, weight);
-      return lerp(average, gradient, weight);
+    update_by([&](T& mean, T gradient) __attribute__((always_inline)) {
+      mean = lerp(mean, gradient, weight);
+      return lerp(mean, gradient, weight);
     });
   }
   store_momentum(momentum, call, m, box);
