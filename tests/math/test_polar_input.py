@@ -18,6 +18,7 @@ from tests.support.sharded_models import one_thread
         (torch.zeros(3, 3), dict(eps=-1.0), "-1.0"),
         (torch.zeros(3, 3), dict(eps=float("nan")), "nan"),
         (torch.zeros(3, 3), dict(eps=float("inf")), "finite, got inf"),
+        (torch.zeros(3, 3), dict(eps=10**400), "finite, got 1000"),
         (torch.zeros(3, 3), dict(dtype=torch.int8), "int8"),
         (torch.zeros(3, 3), dict(dtype="float32"), "got 'float32'"),
         (torch.eye(3).to_sparse(), {}, "torch.sparse_coo"),

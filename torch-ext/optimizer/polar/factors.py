@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import operator
+import sys
 from functools import partial
 from numbers import Real
 from typing import Callable, Generator, Optional, Sequence, Union
@@ -65,7 +65,7 @@ def orthogonalize(
         raise ValueError(f"orthogonalize needs dense matrices (..., m, n) in one of {dtypes}, got {shown(G)}")
     if isinstance(eps, bool) or not isinstance(eps, Real):
         raise TypeError(f"eps must be a number, got {eps!r}")
-    if not 0 <= eps < math.inf:
+    if not 0 <= eps <= sys.float_info.max:  # a whole number may be above all floats
         raise ValueError(f"eps must be at least 0 and finite, got {eps}")
     # A number that varies from call to call is a symbol while torch.compile traces, and this makes it a constant.
     is_number = isinstance(ns_steps, int) and not isinstance(ns_steps, bool)
