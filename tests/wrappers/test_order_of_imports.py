@@ -44,6 +44,16 @@ def test_groups_of_the_source_that_shapes_tell_apart_may_be_one_here(kernel):
         assert torch.equal(optimizer.state[p]["momentum_buffer"], source.state[p]["momentum_buffer"])
 
 
+def test_a_long_list_of_shapes_that_do_not_fit_does_not_hide_what_to_pass(kernel):
+    params = {f"{i}.weight": Parameter(torch.randn(8, 8 + 4 * (i % 2))) for i in range(30)}
+    source = torch.optim.Muon(list(params.values())[::-1])
+    take_steps(source, params, [0])
+    optimizer = kernel.Muon(params.items())
+    with pytest.raises(ValueError, match=r"and 10 more\n  the source has no names, .*: pass `names`, [^\n]*$"):
+        kernel.import_state(optimizer, source.state_dict())
+    kernel.import_state(optimizer, source.state_dict(), names=list(params)[::-1])
+
+
 def test_matrices_that_keller_jordans_file_has_unsorted_keep_their_order(kernel):
     shapes = {"small.weight": (8, 8), "large.weight": (24, 8)}
     params = {name: Parameter(torch.randn(shape)) for name, shape in shapes.items()}

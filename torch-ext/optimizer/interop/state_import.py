@@ -13,7 +13,7 @@ from ..parameters.checkpoints import THIS_PACKAGE, advice_for, source_of
 from ..parameters.groups import listed
 from ..parameters.state import REMAINDER
 from .state_checks import check_needed, check_settings
-from .state_matching import Entry, entries_of, matched
+from .state_matching import Entry, entries_of, hints_on_order, matched
 from .state_order import given_groups, given_parameters, names_in_order, orders_that_may_differ, shapes_by_group
 from .state_settings import merged_groups
 from .state_sources import SOURCES, Source, branch_by_flag, translated_state
@@ -102,7 +102,7 @@ def import_state(
     kept = [parameter for parameter in lacking if parameter.branch == kept_branch]
     problems += [f"{each.name} is missing in the source" for each in lacking if each.branch != kept_branch]
     if problems:
-        raise ValueError(_refusal(problems, [*hints, *other]))
+        raise ValueError(_refusal(problems, [*hints, *hints_on_order(pairs), *other]))
     files = [(what, state_dict), ("adamw_state_dict", adamw_state_dict or {"param_groups": ()})]
     check_needed(files, pairs, known, "".join(f": {text}" for text in other))
     state = {parameter.key: parameter.state for parameter in kept}

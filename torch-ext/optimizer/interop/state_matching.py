@@ -84,9 +84,13 @@ def matched(
             if source.sorts and any(map(_other_shapes, rest, unnamed)):
                 rest = sorted(rest, key=lambda parameter: parameter.shape, reverse=True)
             pairs += zip(rest, unnamed)
-    problems += [text for pair in pairs for text in _misfits(*pair, source)]
+    return pairs, unmatched, problems + [text for pair in pairs for text in _misfits(*pair, source)]
+
+
+def hints_on_order(pairs: Sequence[tuple[Entry, Entry]]) -> list[str]:
+    """Return what to pass if a parameter and the entry that has its place in the source differ in shape."""
     strange = any(entry.name is None and _other_shapes(parameter, entry) for parameter, entry in pairs)
-    return pairs, unmatched, problems + [_OUT_OF_ORDER] * strange
+    return [_OUT_OF_ORDER] if strange else []
 
 
 def _matched_by_name(
