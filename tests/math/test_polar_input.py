@@ -53,6 +53,8 @@ def test_shards_are_named(kernel):
         kernel.orthogonalize(shards)
     with pytest.raises(TypeError, match=r"transpose needs a whole matrix, got a DTensor: write X\.full_tensor\(\)"):
         kernel.matmul_transpose(shards)
+    with pytest.raises(TypeError, match="out must be a plain tensor or None, got Sharded"):
+        kernel.matmul_transpose(torch.ones(4, 4), shards)
 
 
 def test_nothing_has_a_gradient_of_nothing(kernel):

@@ -60,7 +60,7 @@ SETTINGS = {
     "out of matmul_transpose": (
         lambda k: k.matmul_transpose(weight(), "x"),
         TypeError,
-        "out must be a tensor or None, got str",
+        "out must be a plain tensor or None, got str",
     ),
     "shapes of tune": (lambda k: k.tune(5), TypeError, r"shapes must be a list of \(rows, cols\) .* got 5"),
     "all frozen": (

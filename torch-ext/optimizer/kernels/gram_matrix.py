@@ -43,8 +43,8 @@ def matmul_transpose(X: Tensor, out: Optional[Tensor] = None) -> Tensor:
 
 
 def _check_result(out: Any, X: Tensor) -> None:
-    if not isinstance(out, Tensor):
-        raise TypeError(f"out must be a tensor or None, got {type(out).__name__}")
+    if not isinstance(out, Tensor) or is_dtensor(out):
+        raise TypeError(f"out must be a plain tensor or None, got {type(out).__name__}")
     shape = (*X.shape[:-1], X.size(-2))
     if (tuple(out.shape), out.dtype, out.device, out.layout) != (shape, X.dtype, X.device, X.layout):
         raise ValueError(f"out must be {shape} {X.dtype} on {X.device}, got {shown(out)} on {out.device}")
