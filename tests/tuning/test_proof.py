@@ -8,15 +8,6 @@ import pytest
 import torch
 
 
-def test_products_in_place_are_proven_and_wrong_ones_fail(kernel):
-    """The proof keeps its operands, whatever a product overwrites."""
-    native, like = kernel.kernels.products.NATIVE, torch.empty(0, dtype=torch.bfloat16)
-    prove_apply, WrongResultError = kernel.tuning.proof.prove_apply, kernel.tuning.proof.WrongResultError
-    prove_apply(native.affine, like, (48, 80))
-    with pytest.raises(WrongResultError):
-        prove_apply(lambda B, X, a: native.affine(B, X, a + 1), like, (48, 80))
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
 def test_proofs_and_races_draw_float32_whatever_the_default_dtype(kernel, monkeypatch, dtype):
     """In float16 the norm of a dominant row would overflow, and its matrix would be zero."""
@@ -31,20 +22,6 @@ def test_proofs_and_races_draw_float32_whatever_the_default_dtype(kernel, monkey
         torch.set_default_dtype(before)
     assert all(map(torch.equal, found, expected))
     assert (expected[0].double().norm(dim=(1, 2)) > 60).all()
-
-
-def test_an_iteration_in_one_call_is_proven_by_its_products_and_a_wrong_one_fails(kernel):
-    """Any of its matrices may be the wrong one."""
-    proof, shape = kernel.tuning.proof, (5, 48, 80)
-    like, by_steps = torch.empty(0, dtype=torch.bfloat16), lambda X: 2 * X
-
-    def spoiled(X):
-        assert X.shape == shape
-        return torch.cat([2 * X[:-1], 3 * X[-1:]])
-
-    proof.prove_iteration(lambda X: X + X, by_steps, like, shape)
-    with pytest.raises(proof.WrongResultError, match="step by step"):
-        proof.prove_iteration(spoiled, by_steps, like, shape)
 
 
 @pytest.mark.parametrize("k", [100, 1100])
@@ -100,7 +77,7 @@ def test_a_wrong_element_in_any_row_fails_the_proof(kernel, place):
     with pytest.raises(proof.WrongResultError, match="times what rounding can explain"):
         proof.prove_products(spoiled, operands)
     with pytest.raises(proof.WrongResultError, match="times what rounding can explain"):
-        proof.prove_apply(applied, like, (300, 320))
+        kernel.tuning.step_proof.prove_apply(applied, like, (300, 320))
 
 
 def exact(A, B, D, scalars):
@@ -114,8 +91,8 @@ def zero_beside_a_nan(C):
     return torch.where(C.isnan(), C, 0 * C) if C.isnan().any() else C
 
 
-def nan_in_the_last_of_three(C):
-    C[2:3, 20, 20] = torch.nan
+def nan_in_the_second(C):
+    C[1:2, 20, 20] = torch.nan
     return C
 
 
@@ -125,7 +102,7 @@ def row_of_a_nan(C):
 
 @pytest.mark.parametrize(
     "spoil, words",
-    [(zero_beside_a_nan, "changed bits outside"), (nan_in_the_last_of_three, "times what rounding can explain")],
+    [(zero_beside_a_nan, "changed bits outside"), (nan_in_the_second, "times what rounding can explain")],
 )
 def test_what_is_wrong_beside_a_nan_or_is_none_fails_the_proof(kernel, spoil, words):
     proof = kernel.tuning.proof
@@ -135,15 +112,56 @@ def test_what_is_wrong_beside_a_nan_or_is_none_fails_the_proof(kernel, spoil, wo
         proof.prove_products(lambda *given: spoil(exact(*given)), operands)
 
 
-def test_a_nan_that_spreads_over_a_batch_fails_the_proof_of_what_is_applied(kernel):
-    proof, like = kernel.tuning.proof, torch.empty(0, dtype=torch.float32)
+def last_of_three_by_a_bit(A, B, D, scalars):
+    C = exact(A, B, D, scalars)
+    C[2:] *= 1 + torch.finfo(C.dtype).eps
+    return C
 
-    def spread(B, X, a):
-        result = (B.double() @ X.double() + a * X.double()).to(X.dtype)
-        return torch.full_like(result, torch.nan) if result.isnan().any() else result
 
-    with pytest.raises(proof.WrongResultError, match="a NaN changed another matrix"):
-        proof.prove_apply(spread, like, (48, 80))
+def not_mirrored(A, B, D, scalars):
+    return (exact(A, B, D, scalars) if D is not None else A.float() @ B.float()).to(A.dtype)
+
+
+def squared(A, B, D, scalars):
+    return exact(A, A.mT, D, scalars)
+
+
+def wrong_beside_the_diagonal(A, B, D, scalars):
+    C = exact(A, B, D, scalars)
+    if D is None and A.data_ptr() != B.data_ptr():
+        C[:, 201, 205] = C[:, 205, 201] = 2 * C[:, 201, 205]
+    return C
+
+
+WRONG_PRODUCTS = {
+    last_of_three_by_a_bit: "other bits alone",
+    not_mirrored: "not symmetric",
+    squared: "times what rounding can explain",
+    wrong_beside_the_diagonal: "times what rounding can explain",
+}
+
+
+@pytest.mark.parametrize("spoiled, words", WRONG_PRODUCTS.items())
+def test_wrong_last_matrices_and_wrong_products_of_two_that_commute_fail_the_proof(kernel, spoiled, words):
+    """Around the diagonal of A B a sum of neighbours would mix both halves: there elements are compared."""
+    proof = kernel.tuning.proof
+    operands = proof.operands_of(torch.empty(0, dtype=torch.float32), (300, 320))
+    proof.prove_products(exact, operands)
+    for prove in (proof.prove_products, proof.prove_launch):
+        with pytest.raises(proof.WrongResultError, match=words):
+            prove(spoiled, operands)
+
+
+def of_11_bits(x):
+    mantissa, exponent = torch.frexp(x)
+    return torch.ldexp((2**11 * mantissa).round() / 2**11, exponent)
+
+
+def test_float32_products_of_factors_that_were_rounded_to_tf32_fail_the_proof(kernel):
+    proof = kernel.tuning.proof
+    operands = proof.operands_of(torch.empty(0, dtype=torch.float32), (256, 512))
+    with pytest.raises(proof.WrongResultError, match="times what rounding can explain"):
+        proof.prove_products(lambda A, B, *rest: exact(of_11_bits(A), of_11_bits(B), *rest), operands)
 
 
 def in_columns(G: torch.Tensor) -> bool:
