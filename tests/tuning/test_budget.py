@@ -109,8 +109,9 @@ def test_a_call_that_times_nothing_leaves_what_was_not_tried(kernel, measurement
     run(tune.Tuner(20.0, clock), tune, todo)
     contests.update({name: ValueError("no such instructions") for name in TABLES})
     clock.ready = lambda work: contests["NATIVE"].no_such_work  # raises
-    run(tune.Tuner(60.0, clock), tune, todo)
+    told = run(tune.Tuner(60.0, clock), tune, todo)
     assert tune.unmeasured(todo) == todo and measured(kernel, todo) == [True]
+    assert "left to their default" not in told[-1]
 
 
 def test_what_fails_when_it_is_timed_is_left_out_by_name(kernel, tune, contests, table_clock):
@@ -209,13 +210,21 @@ def test_times_of_two_calls_are_put_together_and_the_last_one_counts(kernel):
     assert found == {**entry, "seconds": {"SINGLE": 1.0, "NATIVE": 0.5, "NATIVE_SYMMETRIC": 3.0}}
 
 
+def test_a_call_that_times_nothing_new_leaves_the_earlier_times(kernel):
+    """None of those that had no time before: what is left of them is tried by another call."""
+    kept = {"products": "NATIVE", "untried": ["NATIVE_GRAM", "NATIVE_SYMMETRIC"], "seconds": {"SINGLE": 2.0}}
+    entry = {"products": "SINGLE", "untried": ["NATIVE_GRAM"], "seconds": {"SINGLE": 1.0}}
+    found = kernel.tuning.findings._with_earlier(entry, kept, {"SINGLE": None})
+    assert found == {**kept, "untried": ["NATIVE_GRAM"]}
+
+
 def test_a_launch_that_lost_to_torch_is_not_raced_again(kernel):
     """A later call tries the candidates that the first had no time for, against torch's products alone."""
     findings, launch = kernel.tuning.findings, {"tile": 128, "tile_k": 64, "group": 8, "warps": 8, "stages": 3}
     made = {name: kernel.tuning.contest.Candidate(None, None, name) for name in ("torch", "128-64-8-8-3-1", "left")}
     contest = kernel.tuning.contest.Contest(made, "128-64-8-8-3-1", "torch", None)
     kept = {"m": 64, "k": 64, **launch, "sections": 1, "untried": ["left"]}
-    for gain, kept_one in ((0.9, "torch"), (1.1, "128-64-8-8-3-1")):
+    for gain, kept_one in ((0.9, "torch"), (1.0, "128-64-8-8-3-1"), (1.1, "128-64-8-8-3-1")):
         continued = findings._continued(contest, {**kept, "gain": gain}, "symmetric_gemm")
         assert (continued.before, set(continued.candidates)) == (kept_one, {"torch", "left", kept_one})
 

@@ -101,6 +101,16 @@ def test_wrong_float32_squares_and_wrong_steps_fail_their_proof(kernel, monkeypa
         kernel.tuning.contest.cpu_contest(task).candidates["NATIVE_GRAM"].prove()
 
 
+def test_steps_in_one_call_that_are_wrong_from_the_second_on_fail_their_proof(kernel, monkeypatch):
+    native = kernel.kernels.native_products
+    iterate = native.newton_schulz_
+    (task,) = kernel.tuning.contest.tasks_of(CPU, BFLOAT16, (48, 80), 1)
+    spoiled = lambda X, A, B, steps, *rest: iterate(X, A, B, steps, *rest) or (len(steps) > 3 and X.mul_(2))  # noqa: E731
+    monkeypatch.setattr(native, "newton_schulz_", spoiled)
+    with pytest.raises(kernel.tuning.proof.WrongResultError, match="other bits in one call"):
+        kernel.tuning.contest.cpu_contest(task).candidates["NATIVE"].prove()
+
+
 def test_a_float32_gram_matrix_of_bfloat16_matrices_is_proven_by_itself(kernel, monkeypatch):
     """The iteration in one call may have the same error: then it has the bits of one step after the other."""
     native, contest = kernel.kernels.native_products, kernel.tuning.contest
