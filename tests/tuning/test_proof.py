@@ -49,9 +49,10 @@ def test_small_results_are_compared_as_a_whole_and_of_large_ones_the_last_rows_a
     assert {0, m // 2, *range(max(0, m - 32), m)} <= {*rows}
 
 
+@pytest.mark.parametrize("factor", [1.5, torch.inf])
 @pytest.mark.parametrize("place", [(70, 20), (229, 228), (201, 201)])
-def test_a_wrong_element_in_any_row_fails_the_proof(kernel, place):
-    """Rows that are not compared element by element are summed; an element that is off by a half is found there."""
+def test_a_wrong_element_in_any_row_fails_the_proof(kernel, place, factor):
+    """Rows that are not compared element by element are summed, which shows an element off by a half, or infinite."""
     proof = kernel.tuning.proof
     like, (row, col) = torch.empty(0, dtype=torch.bfloat16), place
     assert row not in proof.checked_rows(300)
@@ -63,13 +64,13 @@ def test_a_wrong_element_in_any_row_fails_the_proof(kernel, place):
 
     def spoiled(A, B, D, scalars):
         C = product(A, B, D, scalars)
-        C[:, row, col] *= 1.5
+        C[:, row, col] *= factor
         C[:, col, row] = C[:, row, col]
         return C
 
     def applied(B, X, a):
         result = (B.float() @ X.float() + a * X.float()).to(X.dtype)
-        result[:, row, col] *= 1.5
+        result[:, row, col] *= factor
         return result
 
     operands = proof.operands_of(like, (300, 320))
