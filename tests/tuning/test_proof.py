@@ -199,6 +199,16 @@ def test_a_small_result_that_is_too_large_fails_the_proof(kernel, is_wrong):
         small.prove_small(partial(iterated, lambda G, C, steps: is_wrong(G, steps) and C.mul_(1.01)), *arguments)
 
 
+@pytest.mark.parametrize(
+    "work, packed", [("bfloat16", torch.bfloat16), ("bfloat16", torch.float32), ("float16", torch.float32)], ids=str
+)
+def test_a_small_result_that_is_wrong_for_directions_of_a_dtype_fails_the_proof(kernel, work, packed):
+    """For each dtype other code is compiled. Steps in float16 pack float32, and so do those that keep norms."""
+    small, arguments = kernel.tuning.small_proof, (torch.empty(0, dtype=getattr(torch, work)), (17, 24), 32, (1, 4))
+    with pytest.raises(small.WrongResultError, match=r"error .* is allowed"):
+        small.prove_small(partial(iterated, lambda G, C, _: G.dtype == packed and C.mul_(1.5)), *arguments)
+
+
 # What a launch may do to matrices beside each other, and the words of the proof.
 SPOILED_BATCHES = {
     "alone": (lambda G, C: len(G) == 1 and C.mul_(1 + 2.0**-22), "other bits alone"),

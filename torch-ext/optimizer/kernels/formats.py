@@ -39,6 +39,11 @@ def shown(tensor: Tensor) -> str:
     return f"{tuple(tensor.shape)} {tensor.dtype}{layout}"
 
 
+def unnormalized_dtype(work_dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of directions that are not normalised yet: float16 would overflow at 1e5, float32 at 1e60."""
+    return torch.float32 if work_dtype == torch.float16 else work_dtype
+
+
 def unit_roundoff(dtype: torch.dtype) -> float:
     """Return half the distance from 1 to the next number of `dtype`."""
     return torch.finfo(dtype).eps / 2

@@ -9,6 +9,7 @@ import torch
 
 from ..iteration import Iteration, iteration_costs, summed_iteration
 from ..kernels.circumstances import ALONE, Circumstances
+from ..kernels.formats import unnormalized_dtype
 from ..parameters.matrices import MatrixView
 from ..parameters.settings import Group, multiplier_in_group
 from ..parameters.state import moments_dtype
@@ -79,10 +80,10 @@ class Parameter:
 
     @property
     def packed_dtype(self) -> torch.dtype:
-        """The dtype of directions. They are not normalised yet: float16 would overflow at 1e5, float32 at 1e60."""
+        """The dtype of directions. Of float64 matrices it is float64: others would overflow."""
         if self.dtype == torch.float64:
             return torch.float64
-        return torch.float32 if self.keeps_norm or self.work_dtype == torch.float16 else self.work_dtype
+        return torch.float32 if self.keeps_norm else unnormalized_dtype(self.work_dtype)
 
     @property
     def update_dtype(self) -> torch.dtype:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..iteration import Iteration, choose_iteration
+from ..kernels.formats import unnormalized_dtype
 from ..kernels.gains import Gain
 from ..kernels.hopper_gemm import cuts
 from ..kernels.measurements import candidate_name
@@ -145,7 +146,7 @@ def _small_ways(task: Task, configs: Optional[Sequence[AnyConfig]]) -> _Ways:
     """Return the ways to orthogonalize small matrices: all in one launch, or by separate products."""
     device, dtype, size = task.device, getattr(torch, task.need.dtype), task.need.size
     iteration = _iteration(device, dtype, size)._replace(in_one_launch=False)
-    G = drawn(device, task.count, *size)
+    G = drawn(device, task.count, *size).to(unnormalized_dtype(dtype))  # as a step packs them
     C, scaling = torch.empty_like(G, dtype=dtype), (iteration.scale, EPS, dtype)
     steps, lengths = steps_of(iteration.gram_windows), tuple(map(len, iteration.gram_windows))
     launch = small_polar.launch_small_polar

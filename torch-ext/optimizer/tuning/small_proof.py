@@ -13,6 +13,7 @@ from typing import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ..kernels.formats import unnormalized_dtype
 from ..kernels.newton_schulz import gram_newton_schulz
 from ..kernels.product_table import Products
 from ..kernels.small_steps import steps_of
@@ -96,17 +97,19 @@ def prove_small(
     """Raise WrongResultError unless a launch is right for matrices of `size`, and for a size that no tile divides.
 
     `launch(G, C, steps, (scale, eps, dtype))` writes C, on the device and in the work dtype of `like`. It takes windows
-    of `lengths` steps, and as many steps in windows of one. Matrices lie in rows, and in columns as tall ones do: for
-    each number of steps and each order other code is compiled. A matrix must get the same bits alone and in a batch,
-    and a NaN must stay in its matrix.
+    of `lengths` steps, and as many steps in windows of one. Matrices lie in rows, and in columns as tall ones do, in
+    float32 and as steps pack them: for each number of steps, order and dtype other code is compiled. A matrix must get
+    the same bits alone and in a batch, and a NaN must stay in its matrix.
     """
+    dtypes = dict.fromkeys((torch.float32, unnormalized_dtype(like.dtype)))
     sizes, schedule = dict.fromkeys([(side - 3, 4 * side - 1), size]), resolve_schedule("polar_express", sum(lengths))
     for (m, n), each in itertools.product(sizes, dict.fromkeys([(1,) * len(schedule), tuple(lengths)])):
         G, windows = adversarial(m, n), in_windows(schedule, each, SCALE)
         allowed = (luck * largest_error(g, windows, SCALE, like.dtype) for g, luck in zip(G, (1.0, 1.0, ONE_WAY)))
         results = [(exact(g, schedule), error) for g, error in zip(G, allowed)]
-        for ordered in (G.clone(), G.mT.contiguous().mT):
-            _prove_batch(partial(_factors, launch, steps_of(windows), like.dtype), ordered.to(like.device), results)
+        for ordered, dtype in itertools.product((G, G.mT.contiguous().mT), dtypes):
+            packed = ordered.to(like.device, dtype, copy=True)  # exact: `adversarial` has no more bits than bfloat16
+            _prove_batch(partial(_factors, launch, steps_of(windows), like.dtype), packed, results)
 
 
 def _factors(launch: Callable[..., None], steps: Sequence[float], dtype: torch.dtype, G: Tensor) -> Tensor:
