@@ -76,7 +76,7 @@ def dominant_row(lab: Lab, m: int) -> dict:
     _, b, c = schedules.with_folded_scale(schedule, scale)[0]
     like = torch.empty(0, dtype=torch.float16, device=lab.device)
     # The norm that the largest singular value may reach during the schedule.
-    X = products.adversarial(like, m, 2 * m)[1:2] * (scale * stability.largest_value(schedule) / products.SCALE)
+    X = products.adversarial(like, m, 2 * m)[2:] * (scale * stability.largest_value(schedule) / products.SCALE)
     A = table.gram(X)
     B = table.gram_affine(A, b, c, 0.0)
     found = {
