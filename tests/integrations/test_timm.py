@@ -17,6 +17,7 @@ import copy
 import dataclasses
 
 import pytest
+import timm.optim
 import timm.scheduler
 import torch
 
