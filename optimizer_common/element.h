@@ -36,6 +36,13 @@ OPTIMIZER_INLINE To bits_as(From from) {
   return to;
 }
 
+// The bits a or b, chosen by a mask: GCC makes vectors of masks where it makes none of branches, as for AVX2.
+template <class Bits>
+OPTIMIZER_INLINE Bits either(bool first, Bits a, Bits b) {
+  const Bits mask = -static_cast<Bits>(first);
+  return (a & mask) | (b & ~mask);
+}
+
 // The float towards zero from x, its last bit set if that is not x itself. Rounding it to half
 // precision gives what rounding x would: rounding x to the nearest float first may not.
 OPTIMIZER_INLINE float round_to_odd(double x) {
@@ -47,13 +54,8 @@ OPTIMIZER_INLINE float round_to_odd(double x) {
 }
 
 // float16 as float and back on x86-64, by the arithmetic of torch's class (Maratyszcza's FP16 library), with its bits.
-// There a branch chooses between two sums, because of which GCC makes no vectors for AVX2; here masks do.
+// There a branch chooses between two sums; here masks do.
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
-OPTIMIZER_INLINE uint32_t either(bool first, uint32_t a, uint32_t b) {
-  const uint32_t mask = -static_cast<uint32_t>(first);
-  return (a & mask) | (b & ~mask);
-}
-
 // Neither sum reads or makes a subnormal float, so that no processor is slow here or flushes one to zero.
 OPTIMIZER_INLINE float to_float(Half x) {
   const uint32_t size = static_cast<uint32_t>(x.x) << 17;
@@ -158,8 +160,7 @@ OPTIMIZER_INLINE T join(const Halves<T>& halves) {
 template <class T>
 OPTIMIZER_INLINE Halves<T> split(T x) {
   const float number = narrow<float>(x);
-  const uint32_t nan = -static_cast<uint32_t>(number != number);  // all bits or none: GCC makes no vectors of a branch
-  const uint32_t bits = (bits_as<uint32_t>(number) & ~nan) | (0x7FC00000u & nan);
+  const uint32_t bits = either(number != number, 0x7FC00000u, bits_as<uint32_t>(number));
   const float upper = bits_as<float>((bits + 0x8000u) & 0xFFFF0000u);
   return {static_cast<T>(upper), static_cast<T>(static_cast<int16_t>(bits))};
 }
@@ -212,8 +213,8 @@ OPTIMIZER_INLINE T round_stochastically(T x, uint64_t random, const Grid<T>& gri
   const T shift = size < grid.smallest_normal ? grid.smallest_normal : T(0);
   const Bits bits = bits_as<Bits>(size + shift) + static_cast<Bits>(random >> (64 - grid.dropped));
   const T rounded = bits_as<T>(static_cast<Bits>(bits >> grid.dropped << grid.dropped)) - shift;
-  const Bits finite = -static_cast<Bits>(size <= std::numeric_limits<T>::max());  // a mask, for vectors as in `split`
-  return bits_as<T>((bits_as<Bits>(std::copysign(rounded, x)) & finite) | (bits_as<Bits>(x) & ~finite));
+  const bool is_finite = size <= std::numeric_limits<T>::max();
+  return bits_as<T>(either(is_finite, bits_as<Bits>(std::copysign(rounded, x)), bits_as<Bits>(x)));
 }
 
 }  // namespace optimizer

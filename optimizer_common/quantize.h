@@ -54,9 +54,8 @@ OPTIMIZER_INLINE int32_t nearest_root(float x) {
 template <class T>
 OPTIMIZER_INLINE T quantize(T x, T scale) {
   const float square = static_cast<float>(std::fabs(x) / scale);
-  // A mask, as GCC makes no vectors of a branch here for AVX2.
-  const uint32_t is_number = -static_cast<uint32_t>(square <= 0x1p14f);
-  return std::copysign(static_cast<T>(nearest_root(bits_as<float>(bits_as<uint32_t>(square) & is_number))), x);
+  const uint32_t root_of = either(square <= 0x1p14f, bits_as<uint32_t>(square), 0u);  // of NaN it is that of zero
+  return std::copysign(static_cast<T>(nearest_root(bits_as<float>(root_of))), x);
 }
 
 // The product feeds the difference in `lerp`: an fma that adds nothing leaves compilers no choice there.
