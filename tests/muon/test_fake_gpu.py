@@ -42,7 +42,7 @@ ADDRESSES = pytest.mark.filterwarnings("ignore:Accessing the data pointer of Fak
         {"second_moment": "rows", "renormalize": "frobenius"},
         {"renormalize": "rows_columns"},
         {"offload": True},
-        {"lr": torch.tensor(1e-3, dtype=torch.float64), "weight_decay": torch.tensor(0.1), "fallback": "nadamw"},
+        {"lr": torch.tensor(1e-3, dtype=torch.float64), "weight_decay": torch.tensor(0.1)},
     ],
     ids=str,
 )
@@ -70,7 +70,7 @@ def test_a_plain_step_copies_nothing(kernel, way):
 @pytest.mark.parametrize("lr", [1e-3, torch.tensor(1e-3, dtype=torch.float64)], ids=str)
 def test_metrics_never_wait_for_the_device(kernel, lr):
     with fake_gpu(kernel, "symmetric"):
-        optimizer = fake_optimizer(kernel, TINY_MODEL, lr=lr, fallback="nadamw")
+        optimizer = fake_optimizer(kernel, TINY_MODEL, lr=lr)
         optimizer.step()
         with Work() as work:
             optimizer.metrics()

@@ -150,10 +150,10 @@ def test_settings_are_printed_as_a_user_writes_them(kernel):
     ]
 
 
-@pytest.mark.parametrize("fallback, functions", [("adamw", "torch._fused_adamw_"), ("nadamw", "torch._foreach_*")])
-def test_the_table_names_torchs_functions_that_a_fallback_calls(kernel, fallback, functions):
+@pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
+def test_the_table_names_torchs_function_that_a_fallback_calls(kernel, fallback):
     (row,) = kernel.Muon([("bias", Parameter(torch.zeros(8)))], fallback=fallback).explain()
-    assert (row.branch, row.kernel) == (fallback, functions)
+    assert (row.branch, row.kernel) == (fallback, "torch._fused_adamw_")
 
 
 def test_the_table_has_all_rows_in_their_order_and_sums_them(table):

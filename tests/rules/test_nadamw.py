@@ -188,11 +188,11 @@ def test_gradients_are_left_unchanged(rules, dtype, maximize):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_every_change_raises_the_version_counter(rules, dtype):
+def test_changed_parameters_raise_their_version_counters(rules, dtype):
     parameters, gradients, states = example(rules, dtype)
-    before = [t._version for t in tensors(parameters, states)]
+    before = [p._version for p in parameters]
     take_step(rules, parameters, gradients, states, rule(rules))
-    assert all(t._version > old for t, old in zip(tensors(parameters, states), before))
+    assert all(p._version > old for p, old in zip(parameters, before))
 
 
 def test_zero_gradients_at_lr_zero_change_no_weight(rules):
@@ -217,20 +217,6 @@ def test_nothing_is_read_on_the_host(rules):
         gradients, *averages = ([torch.empty_like(p) for p in parameters] for _ in range(3))
         states = [State(*tensors, torch.empty(())) for tensors in zip(*averages)]
         take_step(rules, parameters, gradients, states, rule(rules, lr=torch.empty(()), maximize=True))
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.5, 0.95, 0.999, 0.999999])
-def test_corrections_keep_their_digits_in_float32(rules, beta):
-    """Rounded are the logarithm, its product with the count, of which expm1 errs by no larger a share, and the result.
-
-    expm1 may err by two more.
-    """
-    counts = torch.tensor([1.0, 2.0, 7.0, 1000.0, 1e6])
-    exact = -torch.expm1(counts.double() * (math.log(beta) if beta else -math.inf))
-    assert torch.allclose(rules.bias_correction(beta, counts.double()), exact, rtol=1e-9)
-    corrections = rules.bias_correction(beta, counts)
-    assert corrections.dtype == torch.float32
-    assert ((corrections.double() - exact).abs() <= 5 * torch.finfo(torch.float32).eps / 2 * exact).all()
 
 
 def test_counts_may_have_a_dimension(rules):

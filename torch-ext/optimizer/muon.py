@@ -98,8 +98,8 @@ class Muon(Optimizer):
             means the same), or a function of the matrix's rows and columns.
         use_addmm: torch's choice between implementations. It changes nothing here.
         foreach, fused: torch's choices between implementations; leave them out. None and False change nothing. True
-            raises, except in the dict of a group whose update is implemented so anyway: `fused` where AdamW alone
-            updates the group, `foreach` where NAdamW does. In a group that is made already they have no effect.
+            raises, except for `fused` in the dict of a group that the fallback alone updates, whose kernel is fused. In
+            a group that is made already they have no effect.
         update_rms: root mean square of an update with `match_rms_adamw` at `lr` 1, for matrices that lack no direction:
             0.2, or 0.18 as in DeepSeek-V4. Gradients of low rank give less.
         ns_dtype: dtype of the iteration, a torch.dtype or its name. None: float64 for float64 matrices, else float16 on

@@ -24,7 +24,7 @@ from ..plan.layout import local_part
 from ..plan.matrix import Matrix, Parameter
 from ..plan.plain_parts import plain_parts
 from ..plan.plan import Plan, SharedWork, State
-from ..rules.fallback_table import FALLBACKS
+from ..rules.fallback_table import FALLBACK_KERNEL
 from .table import Explanation, Route
 from .writing import bytes_text, effective_lr, shown_number
 
@@ -70,8 +70,7 @@ def explanation_of(
             if group["use_muon"]:
                 row = _with_work(route_in_group(name, p, reason, group), next(planned), shared)
             else:
-                kernel = FALLBACKS[group["fallback"]].kernel
-                row = Route(name, tuple(p.shape), group["fallback"], reason, kernel=kernel)
+                row = Route(name, tuple(p.shape), group["fallback"], reason, kernel=FALLBACK_KERNEL)
             kept = state.get(p, {})
             rows.append(_in_group(row, p, group, kept))
             held += sum(local_part(value).nbytes for value in kept.values() if isinstance(value, Tensor))

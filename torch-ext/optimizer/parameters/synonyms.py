@@ -8,15 +8,9 @@ from torch import Tensor
 
 from ..rules.fallback_table import FALLBACKS
 
-# torch's choices between implementations of a step. Products here always add to a matrix in the same call, which is
-# what `use_addmm` asks for; each of the other two describes the kernels of some fallbacks only.
-_BRANCHES_WITH = {
-    "use_addmm": ("muon", *FALLBACKS),
-    **{
-        key: tuple(name for name, fallback in FALLBACKS.items() if fallback.implementation == key)
-        for key in ("fused", "foreach")
-    },
-}
+# torch's choices between implementations of a step, and the branches that are implemented so. Products here always add
+# to a matrix in the same call, which is what `use_addmm` asks for.
+_BRANCHES_WITH = {"use_addmm": ("muon", *FALLBACKS), "foreach": (), "fused": tuple(FALLBACKS)}
 
 
 def pop_branch_(settings: dict[str, Any]) -> Optional[str]:
@@ -63,9 +57,10 @@ def check_implementations(flags: dict[str, Any], branch: str) -> None:
     """
     for key, asked in flags.items():
         if _flag_or_none(key, asked) and branch not in _BRANCHES_WITH[key]:
+            elsewhere = [f", or set it in a group that only {name} updates" for name in _BRANCHES_WITH[key][:1]]
             raise ValueError(
                 f"{key}={asked!r} has no effect here: Muon's passes and AdamW's kernel are always fused, and matrices "
-                f"always batched. Leave it out, or set it in a group that only {_BRANCHES_WITH[key][0]} updates"
+                f"always batched. Leave it out{''.join(elsewhere)}"
             )
 
 
