@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.support import oracles
 from tests.support.operation_places import on_every_place
+from tests.support.pairwise import alike_and_pairwise
 
 FLOATS = torch.float32, torch.float64, torch.bfloat16, torch.float16
 SHAPE = 130, 70  # more than two square tiles, none of them whole at the edge
@@ -103,7 +104,7 @@ def test_strides_do_not_change_a_bit_of_momentum(pack_, shape, dtype):
     values = random(shape, dtype, 0), random(shape, dtype, 1), torch.zeros(shape, dtype=torch.float16)
     expected = [x.clone() for x in values]
     pack_([expected[0]], [expected[1]], expected[2][None], 0.9, True)
-    for layouts in itertools.product(LAYOUTS.values(), repeat=3):
+    for layouts in alike_and_pairwise([*LAYOUTS.values()], 3):
         momentum, gradient, packed = (layout(x) for layout, x in zip(layouts, values))
         pack_([momentum], [gradient], packed[None], 0.9, True)
         assert all(torch.equal(x, y) for x, y in zip((momentum, gradient, packed), expected))

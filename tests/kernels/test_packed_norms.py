@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.kernels.test_native_ops import ALIGNED, FLOATS, LAYOUTS, LONG_ROWS, RAGGED, SHAPE, names, random
 from tests.kernels.test_quantized_momentum import stored
 from tests.support.operation_places import on_every_place
+from tests.support.pairwise import alike_and_pairwise
 
 PACKED = torch.float32, torch.bfloat16, torch.float16
 WHOLE = 70, 128  # rows of whole units, so that a contiguous matrix may be walked through as one run
@@ -59,7 +60,7 @@ def test_norms_are_of_what_is_stored(assert_norms, dtypes):
 def test_norms_do_not_depend_on_strides(assert_norms, shape, dtype):
     values = random(shape, torch.float32, 0), random(shape, torch.float32, 1), torch.zeros(shape, dtype=dtype)
     first = None
-    for layouts in itertools.product(LAYOUTS.values(), repeat=3):
+    for layouts in alike_and_pairwise([*LAYOUTS.values()], 3):
         momentum, gradient, packed = (layout(x) for layout, x in zip(layouts, values))
         norms = assert_norms([momentum], [gradient], packed[None])
         first = norms if first is None else first
@@ -72,7 +73,7 @@ def test_norms_come_with_momentum_in_8_bits(assert_norms, shape, turned):
     codes, scale = stored(shape[::-1] if turned else shape, 0)
     codes, scale = (codes.mT, scale.mT) if turned else (codes, scale)
     gradient, packed = random(shape, torch.float32, 1), torch.zeros(shape, dtype=torch.bfloat16)
-    for layouts in itertools.product(LAYOUTS.values(), repeat=3):
+    for layouts in alike_and_pairwise([*LAYOUTS.values()], 3):
         of_codes, of_scales, out = (layout(x) for layout, x in zip(layouts, (codes, scale, packed)))
         assert_norms([of_codes], [gradient], out[None], momentum_scale=[of_scales])
 

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from tests.support.backends import on_every_backend
+from tests.support.pairwise import in_turn
 from tests.support.pieces import mesh_of
 from tests.support.rank_pool import device_of_ranks, one_by_one
 from tests.support.sharded_models import LAYOUTS, bits_equal, one_thread, whole
@@ -88,10 +89,10 @@ def assert_as_in_one_process(kernel, pools, layout, second):
 
 
 @on_every_backend()
-@pytest.mark.parametrize("missing, overflow", [(False, False), (True, False), (False, True), (True, True)])
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_rows_are_scaled_as_in_one_process(kernel, pools, layout, missing, overflow):
-    assert_as_in_one_process(kernel, pools, layout, Second(missing, overflow))
+@pytest.mark.parametrize("overflow", [False, True])
+@pytest.mark.parametrize("name, missing", in_turn(LAYOUTS, [False, True]))
+def test_rows_are_scaled_as_in_one_process(kernel, pools, name, missing, overflow):
+    assert_as_in_one_process(kernel, pools, LAYOUTS[name], Second(missing, overflow))
 
 
 @on_every_backend()

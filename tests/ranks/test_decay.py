@@ -6,20 +6,23 @@ import pytest
 import torch
 
 from tests.support.backends import on_every_backend
+from tests.support.pairwise import pairwise
 from tests.support.sharded_models import LAYOUTS, Case, Layout, Spec, assert_as_alone
 
 # Parts of them fill no vector of torch's kernel.
 SHAPES = {"embeddings.0.weight": (41, 9), "embeddings.1.weight": (3, 70), "up.weight": (13, 9), "scale": ()}
+FACTORS = {
+    "layout": ["rows", "columns", "hsdp", "strided rows"],
+    "mode": ["independent", "cautious", "corrected"],
+    "fallback": [("adamw", torch.bfloat16), ("adamw", torch.float32), ("nadamw", torch.float32)],
+}
 
 
 @on_every_backend()
-@pytest.mark.parametrize("layout", ["rows", "columns", "hsdp", "strided rows"])
-@pytest.mark.parametrize("mode", ["independent", "cautious", "corrected"])
-@pytest.mark.parametrize(
-    "fallback, dtype", [("adamw", torch.bfloat16), ("adamw", torch.float32), ("nadamw", torch.float32)], ids=str
-)
-def test_decay_has_the_bits_of_one_process(kernel, pools, layout, mode, fallback, dtype):
+@pytest.mark.parametrize("row", pairwise(FACTORS, seed=0), ids=lambda row: " ".join(map(str, row.values())))
+def test_decay_has_the_bits_of_one_process(kernel, pools, row):
     """`corrected` decays by a fifth of the decoupled share here."""
+    layout, mode, (fallback, dtype) = row["layout"], row["mode"], row["fallback"]
     group = {"decay_lr": 0.1} if mode == "corrected" else {"weight_decay": torch.tensor(0.2)}
     layouts = {name: LAYOUTS[layout] if shape else LAYOUTS["replicated"] for name, shape in SHAPES.items()}
     specs = tuple(Spec(name, shape, layouts[name], group) for name, shape in SHAPES.items())

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.ranks.test_checkpoint import run, state_of, take_steps
 from tests.support.backends import on_every_backend
+from tests.support.pairwise import in_turn
 from tests.support.rank_pool import one_by_one
 from tests.support.sharded_models import (
     LAYOUTS,
@@ -37,10 +38,9 @@ def embedding(layout, seed):
     return (Spec("embeddings.0.weight", (41, seed), layout),)
 
 
-@pytest.mark.parametrize("missing", ["nowhere", "everywhere", "here and there", "all but one"])
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_matrices_have_the_bits_of_one_process(kernel, pools, layout, missing):
-    case = Case(model(layout, 5), {**SETTINGS, **FLOAT32}, steps=6, dtype=torch.bfloat16, missing=missing)
+@pytest.mark.parametrize("name, missing", in_turn(LAYOUTS, ["nowhere", "everywhere", "here and there", "all but one"]))
+def test_matrices_have_the_bits_of_one_process(kernel, pools, name, missing):
+    case = Case(model(LAYOUTS[name], 5), {**SETTINGS, **FLOAT32}, steps=6, dtype=torch.bfloat16, missing=missing)
     assert_as_alone(kernel, pools, case)
 
 

@@ -14,6 +14,7 @@ from tests.ranks.test_messages import COUNT, case_on, count_steps
 from tests.ranks.test_step import EXPERTS, WORK
 from tests.ranks.test_teams import FOUR, TEAMS, long_ones, train_in_teams
 from tests.support.backends import on_every_backend
+from tests.support.pairwise import in_turn
 from tests.support.rank_pool import device_of_ranks, one_by_one
 from tests.support.sharded_models import (
     LAYOUTS,
@@ -36,8 +37,7 @@ SIDES = ["rows", "long_side"]
 pytestmark = [on_every_backend(), pytest.mark.parametrize("by", SIDES)]
 
 
-@pytest.mark.parametrize("missing", ["nowhere", "here and there", "all but one"])
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name, missing", in_turn(LAYOUTS, ["nowhere", "here and there", "all but one"]))
 def test_every_layout_gives_the_bits_of_one_process(kernel, pools, name, missing, by):
     """Matrices with fewer rows or columns than ranks among them; in bfloat16 moments are longer than elements."""
     settings = {"second_moment": by, "second_moment_beta": 0.8, "ns_dtype": WORK[-1], "chunk_bytes": 700}
@@ -62,8 +62,7 @@ def test_experts_give_the_bits_of_one_process(kernel, pools, layout, by):
     assert_as_alone(kernel, pools, Case(tuple(specs), settings, steps=5, missing="everywhere"))
 
 
-@pytest.mark.parametrize("conv_mode", ["flatten", "batched"])
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name, conv_mode", in_turn(LAYOUTS, ["flatten", "batched"]))
 def test_convolutions_and_fused_rows_give_the_bits_of_one_process(kernel, pools, name, conv_mode, by):
     layout = LAYOUTS[name]
     specs = (

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.backends import on_every_backend
-from tests.support.pairwise import pairwise
+from tests.support.pairwise import in_turn, pairwise
 from tests.support.sharded_models import LAYOUTS, Case, Layout, Spec, assert_as_alone, model
 
 WORK = ["float32", *(["bfloat16"] if torch.cpu._is_avx512_bf16_supported() else [])]
@@ -20,11 +20,10 @@ FACTORS = {
     "chunk_bytes": [None, 300, 3000],
     "chunks_in_flight": [1, 2, 5],
     "decay_mode": ["decoupled", "independent", "cautious"],
+    "momentum": [{}, {"nesterov": False, "maximize": True}, {"momentum_dtype": "bfloat16"}],
+    "release_grads": [False, True],
     "recipe": [
         {},
-        {"nesterov": False, "maximize": True},
-        {"momentum_dtype": "bfloat16"},
-        {"release_grads": True},
         {"equalize": "rows", "renormalize": "columns_rows"},
         {"equalize": "columns", "renormalize": "frobenius", "sum_gram": True},
         {"second_moment": "rows"},
@@ -62,7 +61,8 @@ EXPERTS = [
 def test_every_layout_gives_the_bits_of_one_process(kernel, pools, number):
     row = ROWS[number]
     settings = {key: row[key] for key in ("chunk_bytes", "chunks_in_flight", "decay_mode")}
-    settings |= {"ns_dtype": row["work"], "lr": 0.02, **row["recipe"]}
+    settings |= {"ns_dtype": row["work"], "lr": 0.02, "release_grads": row["release_grads"]}
+    settings |= {**row["momentum"], **row["recipe"]}
     specs = model(LAYOUTS[row["layout"]], seed=number)
     # Six steps: with four some gradients that are missing on all holders but one come at no step that shows it.
     case = Case(specs, settings, steps=6, seed=number, dtype=row["dtype"], missing=row["missing"])
@@ -70,11 +70,10 @@ def test_every_layout_gives_the_bits_of_one_process(kernel, pools, number):
 
 
 @on_every_backend()
-@pytest.mark.parametrize("work", WORK)
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_kept_norms_give_the_bits_of_one_process(kernel, pools, layout, work):
+@pytest.mark.parametrize("name, work", in_turn(LAYOUTS, WORK))
+def test_kept_norms_give_the_bits_of_one_process(kernel, pools, name, work):
     settings = {"experimental_hyperball": True, "second_moment": "rows", "ns_dtype": work, "chunk_bytes": 1000}
-    assert_as_alone(kernel, pools, Case(model(layout, seed=3), settings, seed=3, missing="here and there"))
+    assert_as_alone(kernel, pools, Case(model(LAYOUTS[name], seed=3), settings, seed=3, missing="here and there"))
 
 
 @on_every_backend()
@@ -193,9 +192,8 @@ def test_fallback_parameters_give_the_bits_of_one_process(kernel, pools, layout,
 
 
 @on_every_backend()
-@pytest.mark.parametrize("missing", FACTORS["missing"])
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_stochastic_rounding_gives_the_bits_of_one_process(kernel, pools, layout, missing):
+@pytest.mark.parametrize("name, missing", in_turn(LAYOUTS, FACTORS["missing"]))
+def test_stochastic_rounding_gives_the_bits_of_one_process(kernel, pools, name, missing):
     settings = {"stochastic_rounding": True, "chunk_bytes": 1000, "lr": 0.02}
-    case = Case(model(layout, seed=8), settings, steps=6, dtype=torch.bfloat16, missing=missing)
+    case = Case(model(LAYOUTS[name], seed=8), settings, steps=6, dtype=torch.bfloat16, missing=missing)
     assert_as_alone(kernel, pools, case)

@@ -11,6 +11,7 @@ from tests.ranks.test_gram_sums import assert_close_to_alone
 from tests.support import inside
 from tests.support.backends import on_every_backend
 from tests.support.inside import muon_settings
+from tests.support.pairwise import in_turn
 from tests.support.pieces import put_together
 from tests.support.sharded_models import LAYOUTS, Case, Layout, Spec, assert_same, model, part_of, train, train_alone
 
@@ -20,6 +21,7 @@ SPREAD = Layout((2, 2), ("0", "r"))  # whose copies have no two neighbours
 
 
 # Long ones, whose singular values are far from zero, so that a Gram matrix keeps the digits of all of them.
+FORMING = [name for name in LAYOUTS if name != "replicated within"]
 SHAPES = ((6, 40), (41, 6), (8, 45), (30, 4), (10, 57), (6, 40), (64, 10))
 
 
@@ -50,8 +52,7 @@ def explained(kernel, case: Case):
 
 
 @on_every_backend()
-@pytest.mark.parametrize("missing", ["nowhere", "here and there", "everywhere"])
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "replicated within"])
+@pytest.mark.parametrize("name, missing", in_turn(FORMING, ["nowhere", "here and there", "everywhere"]))
 def test_teams_end_as_one_process_up_to_rounding(kernel, pools, name, missing):
     """Of 8 x 45 one member has 22 columns and the other 23. Small copies are nobody else's work."""
     specs = (*long_ones(LAYOUTS[name]), Spec("layers.20.up.weight", (256, 1200), LAYOUTS[name]))
