@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ import torch
 from tests.support.rank_pool import load_kernel
 
 CPU = torch.device("cpu")
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is left out from now on:RuntimeWarning")
 
 
 @pytest.fixture
@@ -61,7 +64,9 @@ def failures(kernel, measurements) -> dict:
 
 def test_what_hung_is_left_out_by_the_next_process(kernel, measurements):
     end_a_trial(kernel, measurements, patience=0.1)
-    for _ in range(2):  # the mark goes, what it said stays
+    with pytest.warns(RuntimeWarning, match="NATIVE in bfloat16 is left out from now on: the process"):
+        failures(kernel, measurements)
+    with warnings.catch_warnings(action="error"):  # the mark goes, what it said stays
         assert "did not come to its end" in failures(kernel, measurements)["NATIVE"]
     assert not marks()
 
@@ -74,6 +79,16 @@ def test_a_process_that_was_ended_once_convicts_nobody(kernel, measurements, nee
     for expected in (set(), {"NATIVE"}):
         mark.write_text(json.dumps(content))
         assert failures(kernel, measurements).keys() == expected
+
+
+def test_explain_says_what_is_left_out_and_why(kernel, measurements, need):
+    """Of the dtypes that the plan multiplies in."""
+    table = measurements.Table({}, {("cpu_products", "bfloat16"): {"NATIVE": "wrong", "NATIVE_GRAM": "wrong"}})
+    measurements.keep(kernel.kernels.machine.key_of(CPU), table)
+    matrix = torch.nn.Parameter(torch.zeros(24, 40))
+    notes = {dtype: kernel.Muon([matrix], ns_dtype=dtype).explain().notes for dtype in ("float32", "bfloat16")}
+    line = "left out, since they failed on this machine: NATIVE, NATIVE_GRAM of cpu_products in bfloat16 (wrong)"
+    assert line in notes["bfloat16"] and not any("left out" in note for note in notes["float32"])
 
 
 @pytest.mark.skipif(not Path("/proc/self/ns/pid").exists(), reason="containers number processes on Linux only")

@@ -306,7 +306,8 @@ class Muon(Optimizer):
         Raises ValueError or TypeError, before anything is changed, for gradients that are sparse or would be rounded,
         for parameters whose shape no longer matches their state, and for changed settings that cannot work. Raises
         RuntimeError for work that a CUDA graph being captured would not repeat; and after a step or load that failed
-        halfway, until a state is loaded.
+        halfway, until a state is loaded. Ctrl-C raises KeyboardInterrupt once the update is complete, unless it is
+        pressed again or ranks share parameters.
 
         Among ranks it raises ValueError if they differ in a setting that the plan depends on, and RuntimeError
 
@@ -609,13 +610,13 @@ class Muon(Optimizer):
         if elsewhere:
             redistribute_(gradients, elsewhere, premises.params, self._agreement.skipping())
         self._agreement.count_step()
-        with self._change.running(), ExitStack() as stack:
+        self._grad_scale = snapshot(scaling.grad_scale)
+        with self._change.running(among_ranks=bool(plan.terms)), ExitStack() as stack:
             for device_type in filter(autocasts, premises.device_types):
                 stack.enter_context(without_autocast(device_type))
             self._update_(gradients, scalings)
             for group in self.param_groups:
                 group["rounding_step"] += group["stochastic_rounding"]  # True counts one step
-        self._grad_scale = snapshot(scaling.grad_scale)
         self._agreement.end_step(self._release_grads)
         return loss
 

@@ -9,7 +9,9 @@ from typing import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..kernels.formats import torch_is_slow
+from ..kernels.formats import dtype_name, torch_is_slow
+from ..kernels.machine import key_of
+from ..kernels.measurements import all_failed
 from ..kernels.native import IS_PORTABLE
 from ..kernels.products import NATIVE
 from ..kernels.provenance import build_info
@@ -81,6 +83,7 @@ def explanation_of(
         *_memory(plan),
         *_shared_products(plan),
         *_slow_products(plan),
+        *_left_out(plan),
     ]
     lines += [*advice(rows), *same_names(groups, groups), *plain_parts(groups), *remarks(rows)]
     lines += uncut_lines(still_uncut(uncut, groups))
@@ -162,6 +165,18 @@ def _notes_on_products(matrix: Matrix) -> Iterator[str]:
         yield _FLOAT32_ON_GPU
     if device == "cpu" and iteration.products.affine is not NATIVE.affine and torch_is_slow(dtype):
         yield _HALF_ON_CPU
+
+
+def _left_out(plan: Plan) -> list[str]:
+    """Return a note for each kernel of which candidates have failed on this machine in a dtype of the plan."""
+    used = {(m.parameter.device, dtype_name(m.iteration.work_dtype)): None for m in chain(*plan.matrices)}
+    return [
+        f"left out, since they failed on this machine: {', '.join(whys)} of {kernel} in {dtype} "
+        f"({'; '.join(dict.fromkeys(whys.values()))})"
+        for device, dtype in used
+        for (kernel, failed_dtype), whys in all_failed(key_of(device)).items()
+        if failed_dtype == dtype and whys
+    ]
 
 
 def _such_as(names: Sequence[str]) -> str:

@@ -237,4 +237,7 @@ def _table(key: Key) -> Table:
         hung = left_behind(key)
         if hung.failed:
             keep(key, hung)
+            for (kernel, dtype), whys in hung.failed.items():
+                for candidate, why in whys.items():
+                    warn_user(f"{kernel} {candidate} in {dtype} is left out from now on: {why}", RuntimeWarning)
     return _STATE.tables[key]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Iterator
+
+from .interrupts import interrupted_at_the_end
 
 
 class Change:
@@ -16,17 +18,19 @@ class Change:
         return Change, (self._broke_off,)  # True while one is running: such a copy has old tensors and new ones
 
     @contextmanager
-    def running(self, of_all: bool = True) -> Iterator[None]:
+    def running(self, of_all: bool = True, among_ranks: bool = False) -> Iterator[None]:
         """Return a context for one change, which is complete if no error leaves it.
 
-        A change `of_all` parameters and states also heals an earlier one that broke off; another change does not.
+        A change `of_all` parameters and states also heals an earlier one that broke off; another change does not. One
+        that does not wait for other ranks, which may never answer, is completed before Ctrl-C raises KeyboardInterrupt.
         """
-        broke_off_before, self._is_running, self._broke_off = self._broke_off, True, True
-        try:
-            yield
-            self._broke_off = broke_off_before and not of_all
-        finally:
-            self._is_running = False
+        with nullcontext() if among_ranks else interrupted_at_the_end():
+            broke_off_before, self._is_running, self._broke_off = self._broke_off, True, True
+            try:
+                yield
+                self._broke_off = broke_off_before and not of_all
+            finally:
+                self._is_running = False
 
     def check_complete(self) -> None:
         """Raise RuntimeError while a step or load is running, and after one that failed halfway."""
