@@ -4,6 +4,7 @@
 
 #include "gemm_tasks.h"
 #include "newton_schulz.h"
+#include "tiles.h"
 
 #include <memory>
 
@@ -55,22 +56,26 @@ class ProductLink final : public Link {
   const Tasks<Element, Result> tasks_;
 };
 
-// What is done to the squares of each matrix, work(matrix), between products; it costs next to nothing.
+// What is done to `length` elements of the squares of each matrix, work(matrix, range), between products.
 template <class Work>
 class SquareLink final : public Link {
  public:
-  SquareLink(int64_t count, Work work) : count_(count), work_(work) {}
+  SquareLink(int64_t count, int64_t length, Work work) : count_(count), length_(length), work_(work) {}
 
-  void finish(int64_t matrix, char*) const override { work_(matrix); }
+  void finish(int64_t matrix, char*) const override { work_(matrix, Range{0, length_}); }
 
   void finish_all() const override {
-    for (int64_t matrix = 0; matrix < count_; ++matrix) {
-      work_(matrix);
-    }
+    const int64_t parts = ceil_div(length_, kGrain), threads = std::max<int64_t>(1, count_ * length_ / kGrain);
+    take_turns(count_ * parts, 1, std::min(threads, most_threads()), [&](int64_t, const auto& next) {
+      for (Range some = next(); some.size() > 0; some = next()) {
+        const int64_t begin = some.begin % parts * kGrain;
+        work_(some.begin / parts, Range{begin, std::min(length_, begin + kGrain)});
+      }
+    });
   }
 
  private:
-  const int64_t count_;
+  const int64_t count_, length_;
   const Work work_;
 };
 
@@ -134,21 +139,20 @@ class Chain {
 
   void add_to_diagonal(Number* square, float number) {
     if (number != 0) {
-      add_work([=, m = call_.m, stride = square_stride()](int64_t matrix) {
-        for (int64_t i = 0; i < m; ++i) {
+      add_work(call_.m, [=, m = call_.m, stride = square_stride()](int64_t matrix, const Range& rows) {
+        for (int64_t i = rows.begin; i < rows.end; ++i) {
           square[matrix * stride + i * (m + 1)] += number;
         }
       });
     }
   }
 
-  void add_rounding(Element* to, const Number* from) {
-    add_work([=, area = area_, stride = square_stride()](int64_t matrix) {
+  void add_rounding(BFloat16* to, const float* from) {
+    add_work(area_, [=, stride = square_stride()](int64_t matrix, const Range& some) {
       // A rounded square begins where the numbers of its room do.
-      Element* const rounded = to + matrix * stride * int64_t(sizeof(Number) / sizeof(Element));
-      for (int64_t i = 0; i < area; ++i) {
-        rounded[i] = narrow<Element>(from[matrix * stride + i]);
-      }
+      BFloat16* const rounded = to + matrix * stride * int64_t(sizeof(float) / sizeof(BFloat16)) + some.begin;
+      const View run{reinterpret_cast<char*>(rounded), some.size(), 1};
+      store(from + matrix * stride + some.begin, ScalarType::BFloat16, run, {0, 0, 1, some.size()});
     });
   }
 
@@ -180,8 +184,8 @@ class Chain {
   }
 
   template <class Work>
-  void add_work(Work work) {
-    links_.push_back(std::make_unique<SquareLink<Work>>(slice_.count, work));
+  void add_work(int64_t length, Work work) {
+    links_.push_back(std::make_unique<SquareLink<Work>>(slice_.count, length, work));
   }
 
   const Iterated<Element>& call_;

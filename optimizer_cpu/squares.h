@@ -87,10 +87,13 @@ class UnitSums {
   }
 
   void write_norms(double* norms) const {
-    for (int64_t i = 0; i < count_; ++i) {
-      const double* const sums = sums_ + i * units_;
-      norms[i] = std::sqrt(sum_of(units_, [&](int64_t unit) { return sums[unit]; }));
-    }
+    const int64_t threads = std::clamp<int64_t>(count_ * units_ / kGrain, 1, most_threads());
+    take_turns(count_, 1, threads, [&](int64_t, const auto& next) {
+      for (Range some = next(); some.size() > 0; some = next()) {
+        const double* const sums = sums_ + some.begin * units_;
+        norms[some.begin] = std::sqrt(sum_of(units_, [&](int64_t unit) { return sums[unit]; }));
+      }
+    });
   }
 
  private:

@@ -60,6 +60,12 @@ class Condition {
   void wait(std::unique_lock<std::mutex>& lock) { pthread_cond_wait(&condition_, lock.mutex()->native_handle()); }
   void wake_all() { pthread_cond_broadcast(&condition_); }
 
+  void wake(int64_t count) {
+    for (; count > 0; --count) {
+      pthread_cond_signal(&condition_);
+    }
+  }
+
  private:
   pthread_cond_t condition_ = PTHREAD_COND_INITIALIZER;
 };
@@ -175,7 +181,7 @@ class Crew {
       arithmetic_ = arithmetic();
       vacant_ = vacant;
     }
-    calls_.wake_all();
+    calls_.wake(vacant);  // not all, of which a call may need few
   }
 
   void close() {

@@ -19,8 +19,8 @@
 
 namespace optimizer {
 
-// 32768 elements, under which torch does not wake another thread for its own operations.
-constexpr int64_t kGrainTiles = 32768 / kTileArea;
+// Elements, under which torch does not wake another thread for its own operations.
+constexpr int64_t kGrain = 32768, kGrainTiles = kGrain / kTileArea;
 
 // Calls work(range) until all tiles are taken, some at a time.
 template <class Work>

@@ -136,6 +136,16 @@ def test_a_matrix_that_a_thread_has_to_itself_has_the_same_bits(native, way, thr
     assert torch.equal(in_one_call(native, X[3:4], way, 2, True), expected[3:4])
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_threads_share_the_rounding_of_large_squares(native, threads, count):
+    """A square of 200 rows has elements for one thread, and for a part of another one."""
+    threads(count)
+    kind = Kind(BFLOAT16, native.gemm_instructions(BFLOAT16), BFLOAT16)
+    X, way = normalized(kind, 3, 200, 208), Way(kind, (1, 2), native.gemm_instructions(FLOAT32))
+    expected = step_by_step(native, X, way)
+    assert all(torch.equal(in_one_call(native, X, way, 3, alone), expected) for alone in (True, False))
+
+
 def test_squares_are_multiplied_with_the_instructions_that_are_named(native, kind):
     """Sums of float32 have other bits with portable instructions, which add products that are rounded before."""
     X, ways = normalized(kind, 2, 40, 90), [Way(kind, (3,), name) for name in ("portable", "avx2")]

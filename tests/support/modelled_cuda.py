@@ -57,7 +57,7 @@ def build_modelled_variant(repository: Path, folder: Path) -> Path:
     job.work.mkdir(parents=True)
     (job.work / GENERATED_HEADER).write_text(REGISTRATION_H)
     kernels = [Path("optimizer_cuda", f"{name}.cpp") for name in SOURCES_OF_KERNELS]
-    on_cpu = [Path("optimizer_cpu", f"{name}.cpp") for name in ("gemm", "threads")]
+    on_cpu = [Path("optimizer_cpu", f"{name}.cpp") for name in ("gemm", "threads", "tile_moves")]
     plain = [Path("torch-ext/torch_binding.cpp"), *on_cpu]
     library = job.work / f"{job.ops}.abi3.so"
     objects = compile_all(job, kernels, [*plain, *(MODEL / name for name in ("model.cpp", "memory.cpp", "torch.cpp"))])
@@ -91,7 +91,7 @@ def as_cpp(file: Path) -> int:
 
 def compile_all(job: compilers.Job, kernels: Sequence[Path], others: Sequence[Path]) -> list[Path]:
     """Return the objects of kernels, which the model watches, and of other sources; paths are from the job's root."""
-    plainly = [f"-I{MODEL}"]
+    plainly = [f"-I{MODEL}", "-DOPTIMIZER_CLONES="]  # for this machine alone
     watched = [*plainly, "-DUSE_CUDA=1", *CHECKED, *(f"-D{operation}_cuda={operation}_cpu" for operation in OPERATIONS)]
     options = {**{source: watched for source in kernels}, **{source: plainly for source in others}}
     targets = {source: job.work / f"{source.parent.name}_{source.stem}.o" for source in options}
