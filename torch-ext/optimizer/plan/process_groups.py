@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import weakref
 from collections import Counter
 from contextlib import contextmanager, nullcontext
@@ -176,8 +177,12 @@ def _named_by_ranks(ranks: Ranks) -> Iterator[None]:
     while (name := f"optimizer_{digest}_{made[ranks]}") in taken:
         made[ranks] += 1
     made[ranks] += 1
-    original = distributed_c10d._process_group_name
-    distributed_c10d._process_group_name = lambda *_, **__: name
+    original, here = distributed_c10d._process_group_name, threading.get_ident()
+
+    def chosen(*args: Any, **kwargs: Any) -> str:  # another thread may be making a group of the user's
+        return name if threading.get_ident() == here else original(*args, **kwargs)
+
+    distributed_c10d._process_group_name = chosen
     try:
         yield
     finally:
