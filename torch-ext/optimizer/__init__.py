@@ -1,4 +1,8 @@
-"""Muon for the Hub: orthogonalized momentum for matrices, AdamW for the rest."""
+"""Muon for the Hub: orthogonalized momentum for matrices, AdamW for the rest.
+
+Pages that docstrings and messages name, such as docs/faq.md, are in the repository of the sources: the card on the Hub
+says where.
+"""
 
 from .interop import motif as compat
 from .interop.model_groups import groups_for
