@@ -54,23 +54,25 @@ _SCALE = re.compile(
 _POSITIONS = re.compile(r"^pe$|^rel_pos(_[hwt])?$|(^|_)ape$")
 # Layers whose weights have a row for each distance. A parameter of such a name, without a layer, is a bias.
 _DISTANCES = re.compile(r"^rel(ative)?_logits_proj$|(^|_)pos(ition)?(_[xyhwt])?_bias(es)?$")
-# Names of output heads: of layers anywhere, of parts of the whole network, and of layers at its top level.
-_HEADS = {"lm_head", "output_head", "output_layer", "output_projection", "classifier", "score", "logits", "to_logits"}
-_HEADS |= {"unembed", "decoder", "qa_outputs", "codec_head"}
+# Names of output heads: of layers anywhere, and of layers outside of blocks, which give them to hidden layers.
+_HEADS = {"lm_head", "output_head", "classifier", "unembed", "qa_outputs", "codec_head"}
+_OUTER_HEADS = {"output_layer", "output_projection", "score", "logits", "to_logits", "decoder"}
 # Ends of the names of heads outside of blocks: of Inception-ResNet, of Janus, of a transducer's joint network, of DiT.
 _ENDS_OF_HEADS = re.compile(r"(^|\.)(classif|vision_head|joint\.head|final_layer\.linear)\.weight$")
 # Heads that predict further tokens, in numbered blocks: of DeepSeek-V3 and GLM, of others' `mtp` layers, of Medusa.
 _FURTHER_HEADS = re.compile(
     r"(^|\.)(shared_head\.(head|output)|mtp(_\w+)?(\.(?!\w*att)\w+)*\.(head|lm_head)|medusa_heads?\.\d+\.\d+)\.weight$"
 )
-# Layers that score classes or tokens, also several of them in a list.
+# Layers that score classes or tokens, also several of them in a list: anywhere, and outside of blocks.
 _SCORES = re.compile(
-    r"^(cls|class)_(scores?|logits|predictor|embed|labels_classifier)$|(?<!pre)_logits$|^logits_|_score_head$"
-    r"|^(lm|audio)_heads$|^heads_dist$"
+    r"^(cls|class)_(scores?|logits|predictor|embed|labels_classifier)$|_score_head$|^(lm|audio)_heads$|^heads_dist$"
 )
+_LOGITS = re.compile(r"(?<!pre)_logits$|^logits_")
+_HEAD_LIST, _ATTENTION = re.compile(r"heads?$"), re.compile(r"att(n|ention)$")
 # Weights of torch.nn's recurrent layers, whose `decoder` is hidden.
 _RECURRENT = re.compile(r"weight_(ih|hh|hr)(_l\d|$)")
-_TOP_PARTS = _HEADS - {"decoder"} | {"head", "heads", "head_dist"}
+# Names of parts of the whole network, and of layers at its top level.
+_TOP_PARTS = (_HEADS | _OUTER_HEADS) - {"decoder"} | {"head", "heads", "head_dist"}
 # `conv_head` is the last hidden convolution of MobileNet and EfficientNet.
 _TOP_LAYER = re.compile(
     r"(output|out|fc|fc_out|proj_out|generator|linear|(final|last)(_(layer|linear|fc|proj))?|(?!conv_).+_head)$"
@@ -79,7 +81,13 @@ _TOP_LAYER = re.compile(
 _LORA = re.compile(r"(?:^|\.)lora[_.]?(a|b|down|up)(?:\.|$)")
 # The part of a factor's name, with its adapter, that replaces the name of the adapted weight.
 _FACTOR = re.compile(r"\.lora[_.]?(?:a|b|down|up)(?:\.[^.]+)?(?:\.weight)?$")
-_ROUTERS = {"router", "gate", "gating", "wg"}
+# Names of routers of experts. Gated layers such as SwiGLU have a `gate`, too.
+ROUTERS = {"router", "gate", "gating", "wg"}
+# What is inside one of several experts, or inside a single one, which may also be a network with numbered blocks.
+_IN_AN_EXPERT = re.compile(r"(^|\.)(\w*experts\.\d+\.|((\w+_)?expert(_?\d+)?|shared_experts)(\.(?!\d)\w+)+$)")
+# A router has a row for each expert and at most a quarter as many rows as columns: 512 and 2560 in BailingHybrid, 8 and
+# 32 in small models for tests. Where the gate of a gated layer has fewer rows than columns, it has about half as many.
+_COLUMNS_FOR_A_ROW = 4
 # The roles that names show, as far as the colon behind which some name the part that shows it.
 ROLES = ("embedding", "output_head", "norm", "router", "state_space", "bias", "scale")
 
@@ -106,14 +114,12 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
     table = _table(parts, layer, at_top, shape) or _patch_embedding(parts, at_top, shape)
     if table is not None:
         return f"embedding:{table}"
-    scores = _SCORES.search(next((part for part in reversed(parts[:-1]) if not part.isdigit()), ""))
-    named = scores or layer in _HEADS or inside[0] in _TOP_PARTS or (at_top and _TOP_LAYER.match(layer))
-    named = named or (not _is_in_a_block(parts) and _ENDS_OF_HEADS.search(".".join(parts)))
-    named = named or predicts_further_tokens(adapted)
-    if named and not _RECURRENT.match(parts[-1]):
+    if "router" in parts:
+        return f"router:{layer}"
+    at_ends = inside[0] in _TOP_PARTS or (at_top and _TOP_LAYER.match(layer))
+    if (at_ends or _is_head(parts, layer)) and not _RECURRENT.match(parts[-1]):
         return f"output_head:{layer}"
-    narrow = shape[0] < shape[1] or adapted != bare
-    if "router" in parts or (layer in _ROUTERS and narrow and not is_stack):
+    if layer in ROUTERS and not is_stack and _may_be_router(parts, shape, is_factor=adapted != bare):
         return f"router:{layer}"
     bare_parameter = next((part for part in reversed(parts) if not part.isdigit()), layer)
     if _POSITIONS.search(bare_parameter) or _TABLES.search(bare_parameter):
@@ -125,6 +131,28 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
     if _BIAS.search(parts[-1]):
         return "bias"
     return "scale" if _SCALE.search(parts[-1]) else None
+
+
+def _is_head(parts: Sequence[str], layer: str) -> bool:
+    """Whether the layer of a weight is an output head that may be anywhere in the network."""
+    place = next((place for place in range(len(parts) - 2, -1, -1) if not parts[place].isdigit()), 0)
+    if layer in _HEADS or _SCORES.search(parts[place]) or predicts_further_tokens(".".join(parts)):
+        return True
+    if layer in _OUTER_HEADS or _LOGITS.search(parts[place]):
+        return not _is_in_a_block(parts[:place])
+    return not _is_in_a_block(parts) and _ENDS_OF_HEADS.search(".".join(parts)) is not None
+
+
+def _may_be_router(parts: Sequence[str], shape: tuple[int, ...], is_factor: bool) -> bool:
+    """Whether a layer with a router's name may be one, and not the gate of a gated layer, by its place and its shape.
+
+    A layer directly inside a mixture of experts needs fewer rows than columns, others many fewer.
+    """
+    if _IN_AN_EXPERT.search(".".join(parts[:-1])):
+        return False
+    around = next((part for part in parts[-3::-1] if part not in ROUTERS and not part.isdigit()), "")
+    enough = 1 + shape[0] if "moe" in around else _COLUMNS_FOR_A_ROW * shape[0]
+    return is_factor or shape[1] >= enough
 
 
 def predicts_further_tokens(name: str) -> bool:
@@ -144,7 +172,9 @@ def _table(parts: Sequence[str], layer: str, at_top: bool, shape: tuple[int, ...
 
 
 def _is_in_a_block(parts: Sequence[str]) -> bool:
-    return any(part.isdigit() for part in parts)
+    """Whether a name is one inside an attention, or inside a module with a number that is not one of several heads."""
+    numbered = (before for before, part in zip(("", *parts), parts) if part.isdigit())
+    return any(not _HEAD_LIST.search(before) for before in numbered) or any(map(_ATTENTION.search, parts))
 
 
 def _patch_embedding(parts: Sequence[str], at_top: bool, shape: tuple[int, ...]) -> Optional[str]:
