@@ -48,6 +48,15 @@ def test_a_linear_layer_with_a_norm_is_none(kernel):
     assert chosen(kernel.groups_for(model)) == {"up.weight": "matrix"}
 
 
+@pytest.mark.parametrize("name", ["normalizer", "ln_out"])
+def test_a_linear_layer_is_no_norm_whatever_its_name(kernel, name):
+    """By its name alone it would be one."""
+    model = nn.ModuleDict({"blocks": nn.ModuleList([nn.ModuleDict({name: nn.Linear(16, 16, bias=False)})])})
+    assert chosen(kernel.groups_for(model)) == {f"blocks.0.{name}.weight": "matrix"}
+    (reason,) = (row.reason for row in kernel.route(model.named_parameters()).rows)
+    assert reason == f"norm:{name}"
+
+
 def test_an_attribute_of_a_parameter_goes_before_its_norm(kernel):
     model = nn.ModuleDict({"post": nn.RMSNorm((8, 16))})
     model["post"].weight.use_muon = True

@@ -67,6 +67,11 @@ def unwrapped(model: nn.Module) -> list[nn.Module]:
         models.append(model)
 
 
+def layer_inside(module: nn.Module) -> nn.Module:
+    """Return the layer inside wrappers and adapters, such as one that is compiled alone."""
+    return adapted(unwrapped(module)[-1])
+
+
 def _told(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the output modules with parameters that the model's methods return, and torch's own output layer."""
     if isinstance(module, nn.AdaptiveLogSoftmaxWithLoss):
@@ -112,7 +117,7 @@ def _fits_single_outputs(guessed: Sequence[nn.Module], network: nn.Module) -> bo
     Otherwise the order of registration, by which it was made, is not that of the layers.
     """
     named = [part for name, part in network.named_children() if _names_a_head(f"{name}.weight")]
-    single = [part for part in named if (_widths(_layer(part)) or (0, 0))[1] == 1]
+    single = [part for part in named if (_widths(layer_inside(part)) or (0, 0))[1] == 1]
     return not single or any(part in guessed for part in single)
 
 
@@ -160,7 +165,7 @@ def _read_by_later(network: nn.Module) -> list[nn.Module]:
         child
         for place, (name, child, _) in enumerate(parts)
         if name in _ANY_LINEAR and _is_linear(child)
-        if any(later and later[0][0] == _layer(child).out_features for _, _, later in parts[place + 1 :])
+        if any(later and later[0][0] == layer_inside(child).out_features for _, _, later in parts[place + 1 :])
     ]
 
 
@@ -198,7 +203,7 @@ def _last_layers(network: nn.Module) -> list[nn.Module]:
     if not parts or not _is_linear(parts[-1]):
         return []
     last = parts[-1]
-    beside += [] if isinstance(network, nn.Sequential) else _beside(_layer(last), parts[-2::-1])
+    beside += [] if isinstance(network, nn.Sequential) else _beside(layer_inside(last), parts[-2::-1])
     rest = [part for part in parts if part not in (last, *beside)]
     return [last, *beside] if any(_is_matrix(p) for part in rest for p in part.parameters()) else []
 
@@ -226,7 +231,7 @@ def _beside(last: Any, before: list[nn.Module]) -> list[nn.Module]:
     """Return the layers right before the last one with the same input, such as a policy next to a value."""
     found: list[nn.Module] = []
     for part in before:
-        layer = _layer(part)
+        layer = layer_inside(part)
         same = _is_linear(part) and layer.in_features == last.in_features != layer.out_features
         if not same:
             break
@@ -235,9 +240,4 @@ def _beside(last: Any, before: list[nn.Module]) -> list[nn.Module]:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    return isinstance(_layer(module), nn.Linear)
-
-
-def _layer(module: nn.Module) -> nn.Module:
-    """Return the layer inside wrappers and adapters, such as one that is compiled alone."""
-    return adapted(unwrapped(module)[-1])
+    return isinstance(layer_inside(module), nn.Linear)

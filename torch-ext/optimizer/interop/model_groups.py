@@ -19,6 +19,7 @@ from .heads import adapted, heads_of, unwrapped
 from .layers import Cutting, check_cutting, cut_of, is_norm, stack_in
 from .patterns import Patterns, check_patterns, overruled
 from .previews import preview
+from .routers import shown_by_modules
 
 # The reason for a guessed head: it is the last linear layer of the network.
 GUESSED_HEAD = "output_head:last_linear"
@@ -78,13 +79,14 @@ def groups_for(
 
     Queries, keys and values are cut by head, in fused weights, grouped queries and latent attention too, if sizes show
     the heads. Gate and up are two matrices, and a stack of E experts is E matrices. Weights of transformers' `Conv1D`
-    are (in, out). Modules decide before names: `nn.Embedding` is an embedding, `nn.LayerNorm` is a norm, a convolution
-    is not a stack. The head is the one that methods of transformers' and timm's models return, or that a name shows, or
-    else the last linear layer at the top level of the network, with the reason `output_head:last_linear`. Vectors,
-    norms, biases, scales and the names in `model.no_weight_decay()` get no weight decay. Each group has a `role`, such
-    as `queries` or `embedding`, by which you can find it to set its `lr`, and a `reason` for `explain()`. A group whose
-    parameters may be stacks or convolutions has no branch yet: set `stacked` in it. Tied parameters come once, under
-    their first name. Parameters of other dtypes than floating-point ones, such as complex ones, are left out.
+    are (in, out). Modules decide before names: `nn.Embedding` is an embedding, `nn.LayerNorm` is a norm and no linear
+    layer is, a `gate` beside experts is a router, a convolution is not a stack. The head is the one that methods of
+    transformers' and timm's models return, or that a name shows, or else the last linear layer at the top level of the
+    network, with the reason `output_head:last_linear`. Vectors, norms, biases, scales and the names in
+    `model.no_weight_decay()` get no weight decay. Each group has a `role`, such as `queries` or `embedding`, by which
+    you can find it to set its `lr`, and a `reason` for `explain()`. A group whose parameters may be stacks or
+    convolutions has no branch yet: set `stacked` in it. Tied parameters come once, under their first name. Parameters
+    of other dtypes than floating-point ones, such as complex ones, are left out.
 
     Args:
         config: an object or a dict with sizes that modules lack, by their names in transformers' configs, as in
@@ -130,7 +132,8 @@ class _Chooser:
     def __init__(self, model: nn.Module, cutting: Cutting, undecayed: Optional[Collection[str]]):
         self._modules = dict(model.named_modules(remove_duplicate=False))
         self._cutting = cutting
-        self._heads = heads_of(model)
+        self._heads, self._shown = heads_of(model), shown_by_modules(model)
+        self._hidden = {*self._heads.before, *self._shown.hidden}
         self._undecayed = undecayed
         self._undecayed_by_model = {bare_name(name) for each in unwrapped(model) for name in undecayed_names(each)}
         self.uncut: list[Uncut] = []  # of all parameters so far
@@ -176,11 +179,10 @@ class _Chooser:
             return "adamw", GUESSED_HEAD
         if _embeds_patches(names[0], owners_by_name[0]):
             return "adamw", "embedding"
-        if "router" in type(own_module).__name__.lower():
+        if "router" in type(own_module).__name__.lower() or not around.isdisjoint(self._shown.routers):
             return "adamw", "router"
-        depths = (depth for depth, module in enumerate(owners_by_name[0]) if module in self._heads.before)
-        depth = next(depths, None)
-        if depth is not None:  # in a hidden layer, although its name says head
+        depth = next((depth for depth, module in enumerate(owners_by_name[0]) if module in self._hidden), None)
+        if depth is not None:  # in a hidden layer, although its name says head, router or norm
             names = [".".join(unparametrized(name).split(".")[-depth - 1 :]) for name in names]
         return decide(names, p, None, stack_in(names[0], p, own_module))
 
@@ -215,5 +217,5 @@ def _role(name: str, p: Tensor, reason: str) -> str:
     """Return the role of a parameter of the fallback: by its modules, else by its name, else routing's `reason`."""
     if sum(size > 1 for size in p.shape) < 2:
         return "vector"
-    told = reason.startswith(("embedding", "output_head", "norm"))
+    told = reason.startswith(("embedding", "output_head", "norm", "router"))
     return (reason if told else role_by_name(name, tuple(p.shape)) or reason).split(":")[0]
