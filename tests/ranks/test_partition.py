@@ -71,6 +71,7 @@ def test_the_team_that_is_idle_first_works_and_its_least_loaded_rank_owns(kernel
         owners.take(cost, [rank])
     assert owners.take_together(7, [(0, 1), (2, 3)]) == [3, 2]  # ranks 0 and 1 begin when rank 0 has ended
     assert owners.loads == [5, 0, 10, 9]
+    assert owners.take(1) == 1  # of all ranks, the others of which have got work since they were idle
 
 
 @pytest.mark.parametrize("limit, least", [(1, 1), (1, 5), (30, 1), (30, 5), (10**6, 3)])
@@ -105,6 +106,12 @@ def test_chunk_is_full_at_each_place(kernel, limit):
             assert sum(item.part_size for item in here) <= limit or len(here) <= kinds * parts
     # Of the first chunk, nobody is idle.
     assert {items[i].holders for i in chunks[0]} >= set(range(places))
+
+
+def test_a_chunk_is_full_where_most_is(kernel):
+    """What all hold comes to what the fullest place has, which is not the last."""
+    items = [Work(9, 10, 1, "here"), Work(9, 1, 1, "there"), *[Work(8, 5, 1)] * 3]
+    assert list(kernel.plan.owners.chunks_by_size(items, EVERYBODY, 20)) == [[0, 1, 2, 3], [4]]
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 64, 1024])
@@ -144,6 +151,18 @@ def test_chunks_of_the_largest_models_have_256_mib(kernel):
     assert kernel.plan.exchanges.chunk_elements(matrices, tuple(range(64)), None) == 2**28 // 4
 
 
+@pytest.mark.parametrize("copies", [1, 2])
+def test_there_are_as_many_chunks_as_are_useful(kernel, monkeypatch, copies):
+    """Of 100 matrices each rank has an element, of whichever copy."""
+    ranks = tuple(range(4 * copies))
+    layout = inside.layout(kernel, (4, 1), (copies, 4), ranks, (None, (0, 1)))
+    shards = inside.shards(kernel, inside.matrix_view(kernel, (4, 1)), layout)
+    matrices = [inside.matrix(kernel, number, 0, shards) for number in range(100)]
+    monkeypatch.setattr(kernel.plan.exchanges, "useful_chunks", lambda *_: 3)
+    limit = kernel.plan.exchanges.chunk_elements(matrices, ranks, None)
+    assert len(inside.plan_messages(kernel, matrices, ranks, 0, limit)[0]) == 3
+
+
 @pytest.mark.parametrize("model, ranks, least", [(GPT_2, 8, 4), (LLAMA_8B, 8, 16), (LLAMA_8B, 64, 3)])
 @pytest.mark.parametrize("chunk_bytes", [None, 2**28])
 def test_models_are_cut_into_chunks_that_overlap(kernel, model, ranks, least, chunk_bytes):
@@ -162,11 +181,22 @@ def test_models_are_cut_into_chunks_that_overlap(kernel, model, ranks, least, ch
 
 @pytest.mark.parametrize("world, seed", [(world, seed) for world in (1, 2, 3, 4, 6, 8, 16) for seed in range(4)])
 def test_no_part_is_larger_than_it_counts_in_a_chunk(kernel, world, seed):
-    """And it counts as what it is, where no part has rows of several matrices."""
+    """And it counts as what it is, where no part has rows of several matrices; never as more than the whole."""
     for matrix in Model(kernel, world, seed).matrices:
         largest = max(matrix.part(rank).size for rank in matrix.holders)
-        assert largest <= matrix.part_size
+        assert largest <= matrix.part_size <= matrix.rows * matrix.cols
         assert largest == matrix.part_size or len(matrix.shards.view.rows) > 1
+
+
+def test_halves_of_fused_rows_share_no_batch_of_sums(kernel):
+    """Of which a rank has rows of one alone; halves with one place do, of several parameters."""
+    layout = inside.layout(kernel, (8, 2), [2], range(2), [(0, 1)])
+    shards = inside.shards(kernel, inside.matrix_view(kernel, (8, 2), split_rows=(4, 4)), layout)
+    halves = [inside.matrix(kernel, number, half, shards) for number in range(2) for half in range(2)]
+    for matrix in halves:
+        matrix.parameter.family = "one"
+    keys = list(map(kernel.plan.gram_sums._batch_key, halves))
+    assert keys[:2] == keys[2:] and keys[0] != keys[1]
 
 
 def test_a_rank_packs_at_most_the_limit_where_rows_do_not_divide_evenly(kernel):

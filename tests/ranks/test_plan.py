@@ -51,6 +51,7 @@ def test_owner_gets_each_element_of_its_matrices_once(kernel, world, seed):
             for held in side.holder.parts:
                 own, offset = model.part(held.matrix, rank).ravel(), held.direction
                 assert not buffer[offset : offset + own.size].any()  # nothing lies over another
+                assert offset % 4 == 0  # of 16 bytes, as all that is moved at once
                 buffer[offset : offset + own.size] = own
             buffers.append(buffer)
         for side, received in zip(chunk, all_to_all([inside.lengths(side, "gather") for side in chunk], buffers)):
@@ -213,6 +214,17 @@ def test_as_many_copies_work_together_as_are_useful(kernel, count):
             assert matrix.shards.layout.copies == expected
     assert sorted(itertools.chain(*set(groups.values()))) == list(model.ranks)
     assert all(groups[other] == ranks for ranks in groups.values() for other in ranks)
+
+
+def test_useful_copies_follow_from_copied_matrices_and_their_largest(kernel):
+    """Six equal ones are worth two copies; a cheap one beside them, or a dear one without copies, changes nothing."""
+    copied, alone = (even_plan(kernel, Layout((8, 4), splits), 7)[0].matrices for splits in (("r", "0"), ("0", "1")))
+    sending = kernel.plan.costs.FLOPS_OF_AN_ELEMENT * 64 * 128
+    costs = [1] + [16 * sending] * 6
+    matrices = [dataclasses.replace(matrix, cost=cost) for matrix, cost in zip(copied, costs)]
+    matrices.append(dataclasses.replace(alone[0], cost=1000 * sending))
+    shared, whole = kernel.plan.exchanges.replica_groups(matrices, 0).values()
+    assert [len(shared), len(whole)] == [7, 1] and {matrix.shards.layout.copies for matrix in shared} == {2}
 
 
 def work_of_plan(repository: Path, kernel, *case: int) -> tuple[float, float]:

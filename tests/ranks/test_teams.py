@@ -177,3 +177,29 @@ def test_teams_are_formed_where_a_step_gets_shorter(kernel, ranks, shared):
     for least in [*by_cost, by_cost[0] + 1]:
         other = [every[matrix.key] if matrix.cost >= least else matrix for matrix in matrices]
         assert cost(chosen) <= cost(other) * (1 + 1e-9)
+
+
+def test_a_team_that_shortens_nothing_is_not_formed(kernel, monkeypatch):
+    matrices = llama(kernel, 256, 1)[:1]
+    monkeypatch.setattr(kernel.plan.teams, "team_cost", lambda *_: matrices[0].cost)
+    assert kernel.plan.teams.with_teams(matrices, 4) == matrices
+
+
+def test_what_is_in_other_numbers_of_copies_is_exchanged_apart(kernel):
+    """A step takes as long as for both one after the other."""
+    one, two, cost = llama(kernel, 256, 1)[:9], llama(kernel, 512, 2)[:9], kernel.plan.teams._step_cost
+    assert cost([*one, *two]) == pytest.approx(cost(one) + cost(two), rel=1e-12)
+
+
+@pytest.mark.parametrize("ranks, found", [((0, 1, 2, 3), True), ((0, 1, 3, 4), False)], ids=str)
+def test_each_copy_needs_a_team_of_its_own(kernel, ranks, found):
+    """As copies that work together may be any of them. A team of two begins at an even rank."""
+    layout = inside.layout(kernel, (8, 6), (2, 2), ranks, (None, (0, 1)))
+    assert kernel.plan.teams._has_teams(layout, ranks, 2) == found
+
+
+def test_a_team_has_its_ranks_in_order_whichever_of_them_owns(kernel, monkeypatch):
+    """So it needs one process group."""
+    monkeypatch.setattr(kernel.plan.teams, "plan_batches", lambda matrices: matrices)
+    team = kernel.plan.teams.team_of(llama(kernel, 256, 1)[0], (3, 2))
+    assert (team.ranks, team.owner) == ((2, 3), 3)
