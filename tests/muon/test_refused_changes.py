@@ -59,6 +59,25 @@ def test_a_refused_change_loses_no_state(kernel, first, change, error, begin: Ca
     assert state_of(optimizer, params).keys() == before.keys()
 
 
+def test_what_others_keep_in_the_state_may_be_of_any_kind(kernel):
+    """When a change of settings is refused, and when it is made."""
+    optimizer, params = made(kernel, {"second_moment": "rows"})
+    stepped(optimizer, params)
+    p = params["up.weight"]
+    with torch.inference_mode():
+        slow = torch.ones(24, 12)  # whose changes torch does not count
+    optimizer.state["tokens seen"], optimizer.state[p]["slow"] = 3, slow
+    set_gradients(params, 2)
+    optimizer.param_groups[0].update(second_moment="none", **UNSAFE)
+    with pytest.raises(ValueError, match="not safe"):
+        optimizer.step()
+    assert {"slow", "second_moment"} <= optimizer.state[p].keys()
+    optimizer.param_groups[0].update(ns_method="auto", ns_dtype=None)
+    optimizer.step()
+    assert optimizer.state["tokens seen"] == 3 and optimizer.state[p].keys() == {"momentum_buffer", "slow"}
+    assert optimizer.state[p]["slow"] is slow
+
+
 def test_a_parameter_that_no_plan_can_have_gets_no_state(kernel):
     optimizer, params = made(kernel, {})
     stepped(optimizer, params)

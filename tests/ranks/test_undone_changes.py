@@ -86,6 +86,17 @@ def with_the_matrix(optimizer, named) -> None:
     optimizer.param_groups[0]["param_names"].insert(0, "a.weight")
 
 
+def in_8_bits_without_moments(optimizer, _) -> None:
+    """By two plans, the second of which changes what the first has left."""
+    optimizer.param_groups[0]["second_moment"] = "none"
+    optimizer.explain()
+    optimizer.param_groups[0]["momentum_dtype"] = "int8"
+
+
+def in_full_with_moments(optimizer, _) -> None:
+    optimizer.param_groups[0].update(second_moment="rows", momentum_dtype=None)
+
+
 def trained(name: str, is_trained: bool) -> Callable:
     def change(_, named) -> None:
         named[name].requires_grad_(is_trained)
@@ -110,6 +121,7 @@ CASES = {
         setting("momentum_dtype", "bfloat16"),
         setting("momentum_dtype", "float32"),
     ),
+    "two plans": (MOMENTS, torch.float32, in_8_bits_without_moments, in_full_with_moments),
     "AdamW": ({}, torch.float32, setting("use_muon", False), setting("use_muon", True)),
     "a parameter taken out": ({}, torch.float32, without_the_matrix, with_the_matrix),
     "a matrix thawed": ({}, torch.float32, trained("b.weight", True), trained("b.weight", False)),
