@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
@@ -188,11 +189,16 @@ def test_an_error_reaches_ranks_whose_copies_are_equal(pools):
         assert ("c.bias differs between ranks" if rank > 1 else FROM_OTHERS) in error
 
 
-def local_mistakes(kernel):
+def local_mistakes(kernel, deferred: bool):
     """Vectors of ranks 0 and 1, and 1 and 2: the first ones differ, and rank 2 has no gradient of the second.
 
     Return the errors of the first step, and of the next one when both mistakes are mended.
     """
+    with as_on_a_gpu(kernel) if deferred else nullcontext():
+        return errors_of_local_mistakes(kernel)
+
+
+def errors_of_local_mistakes(kernel):
     named, rank = [], dist.get_rank()
     for name, ranks in {"a": (0, 1), "b": (1, 2)}.items():
         mesh, values = DeviceMesh("cpu", list(ranks)), torch.full((8,), float(name == "a" and rank == 1))
@@ -208,9 +214,10 @@ def local_mistakes(kernel):
 
 @pytest.mark.filterwarnings("ignore:Muon has no matrix")
 @pytest.mark.filterwarnings("ignore:no parameter of this optimizer has a gradient")
-def test_two_mistakes_at_once_make_nobody_wait(pools):
-    """The rank that both concern says the first; the one that it tells has an error, too."""
-    (first, *_), (middle, *_), (last, *_) = results = pools(3).run(local_mistakes)
+@pytest.mark.parametrize("deferred", [False, True], ids=["at once", "deferred"])
+def test_two_mistakes_at_once_make_nobody_wait(pools, deferred):
+    """The rank that both concern says the first; the one that it tells has an error, too. No later step says more."""
+    (first, *_), (middle, *_), (last, *_) = results = pools(3).run(local_mistakes, deferred)
     assert "a.bias differs between ranks" in first == middle and FROM_OTHERS in last
     assert [mended for _, mended in results] == [None] * 3
 

@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
+from tests.ranks.test_first_copies import as_on_a_gpu
 from tests.support.pieces import mesh_of
 
 SIZE = 8, 6
@@ -148,6 +149,25 @@ def test_gradients_that_ranks_would_redistribute_in_unlike_ways_make_nobody_wait
     for text, is_unchanged in pools(2).run(error_of_unlike_gradients, names, steps_before):
         assert f"unlike gradients of up.weight: rank 0 had {first}, rank 1 had {second}; a gradient" in text
         assert is_unchanged
+
+
+def results_read_by_steps(kernel) -> list[int]:
+    """Return how many results of meetings are read by each of three steps that redistribute a gradient."""
+    mesh, host_copy = mesh_of((2,)), kernel.kernels.host_copy.HostCopy
+    p = nn.Parameter(distribute_tensor(torch.ones(8), mesh, [Shard(0)], src_data_rank=None))
+    optimizer, reads = kernel.Muon([("up.bias", p)]), []
+    with as_on_a_gpu(kernel), mock.patch.object(host_copy, "_wait", autospec=True) as wait:
+        for _ in range(3):
+            wait.reset_mock()
+            p.grad = distribute_tensor(torch.ones(8), mesh, [Replicate()], src_data_rank=None)
+            optimizer.step()
+            reads.append(len({id(call.args[0]) for call in wait.call_args_list}))
+    return reads
+
+
+def test_nobody_waits_for_a_gpu_before_gradients_are_redistributed(pools):
+    """Only the first step reads its own result; each later one that of the step before."""
+    assert pools(2).run(results_read_by_steps) == [[1, 1, 1]] * 2
 
 
 def without_memory_for_a_gradient(kernel):
