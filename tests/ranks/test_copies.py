@@ -68,6 +68,13 @@ def test_of_many_copies_the_odd_one_is_named(pools, layout, dtype):
         assert "up.weight differs between ranks [0, 1, 3] and [2]" in error
 
 
+def test_copies_on_unlike_meshes_are_told_apart(pools):
+    """Of the second matrix all ranks have a copy."""
+    specs = (Spec("up.weight", (13, 9), LAYOUTS["hsdp"]), Spec("down.weight", (13, 9), Layout((4, 1), ("r", "0"))))
+    for error in pools(4).run(error_of_flipped_bit, Case(specs), 1, "parameter", 3, 3):
+        assert error == "copies differ: down.weight differs between ranks [0, 1, 2] and [3]"
+
+
 def error_of_many(kernel, case: Case) -> str:
     """Parameters and state of rank 2 are others than those of the rest."""
     optimizer, params = trained(kernel, case)

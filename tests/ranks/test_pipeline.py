@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from tests.support.inside import plan_of
 from tests.support.pieces import mesh_of
 from tests.support.sharded_models import bits_equal, whole
 
@@ -65,17 +66,24 @@ def test_at_most_in_flight_plus_one_chunks_are_started(kernel, in_flight):
         assert under_way <= in_flight + 1
 
 
-def steps_on_two_meshes(kernel, seed: int):
-    """Some parameters lie on all ranks, some on two of them; ranks have them in one order or the other."""
+def steps_on_two_meshes(kernel, sum_gram: bool):
+    """Some parameters lie on all ranks, some on two of them; neighbours have them in one order and the other."""
     pairs, every = mesh_of((2, 2))["y"], mesh_of((4,))
-    params = [nn.Parameter(distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)])) for mesh in (pairs, every)]
+    params = [nn.Parameter(distribute_tensor(torch.ones(4, 400), mesh, [Shard(1)])) for mesh in (pairs, every)]
     named = [("a.weight", params[0]), ("b.weight", params[1])]
-    optimizer = kernel.Muon(named if dist.get_rank() < 2 else named[::-1], lr=0.1)
-    for p in params:
+    copies = [nn.Parameter(distribute_tensor(torch.ones(8), mesh, [Replicate()])) for mesh in (pairs, every)]
+    named += zip(("a.bias", "b.bias"), copies)
+    exchange = kernel.ExchangeOptions(sum_gram=sum_gram)
+    optimizer = kernel.Muon(named[:: 1 - 2 * (dist.get_rank() % 2)], lr=0.1, ns_dtype="float32", exchange=exchange)
+    assert bool(plan_of(optimizer).sums) == sum_gram != bool(plan_of(optimizer).exchanges)
+    for p in (*params, *copies):
         p.grad = torch.ones_like(p)
     optimizer.step()
-    return all(not bits_equal(whole(p), torch.ones(8, 8)) for p in params)
+    optimizer.check_copies()
+    return all(not bits_equal(whole(p), torch.ones(4, 400)) for p in params)
 
 
-def test_ranks_meet_in_two_exchanges_in_one_order(pools):
-    assert pools(4).run(steps_on_two_meshes, 0) == [True] * 4
+@pytest.mark.parametrize("sum_gram", [False, True])
+def test_ranks_meet_in_two_exchanges_in_one_order(pools, sum_gram):
+    """Or in two sums; and where they compare settings and copies."""
+    assert pools(4).run(steps_on_two_meshes, sum_gram) == [True] * 4

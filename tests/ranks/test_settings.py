@@ -57,6 +57,15 @@ def test_the_error_tells_kernels_that_failed_from_settings(kernel):
     )
 
 
+def test_ranks_meet_by_the_device_of_a_parameter_that_is_on_one(kernel):
+    """NCCL sends nothing from a CPU, where the first parameter may be, as with offloaded embeddings."""
+    terms = kernel.plan.terms
+    layout = kernel.plan.layout.Layout((8,), kernel.plan.layout.mesh_of((1,), (0,)), (None,))
+    rest = {"line": "", "group_positions": (0, 0), "layout": layout, "is_empty": False, "is_local_shard": False}
+    shared = [terms._Shared(name=kind, device=torch.device(kind, 0), **rest) for kind in ("cpu", "cuda")]
+    assert terms._terms((0,), "", "", shared).device == torch.device("cuda", 0)
+
+
 @pytest.mark.parametrize("key", ["chunk_bytes", "chunks_in_flight", "ranks_per_matrix"])
 @pytest.mark.parametrize("value, error", [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)])
 def test_impossible_chunk_settings_raise(kernel, key, value, error):

@@ -16,20 +16,26 @@ from torch.distributed.tensor import DTensor, Shard
 DIFFERENT = {
     "the order of ranks": ["on a mesh (2,) (ranks"],
     "the order in memory": ["in memory [0, 1, 2, 3]", "in memory [0, 2, 3, 1]"],
+    "the order of its part in memory": ["columns (1, 2, 3)", "columns (2, 3, 1)"],
+    "its dtype": ["torch.float32", "torch.bfloat16"],
     "whether it is frozen": ["momentum in torch.float32", "frozen"],
 }
 
 
 def step_of_unlike_parameters(kernel, what: str):
     """Each rank has rows of a convolution, rank 1 in another way; return the error, and whether they stayed."""
-    ranks, local, is_trained = [0, 1], torch.ones(3, 4, 2, 2), True
+    ranks, local, is_trained, size = [0, 1], torch.ones(3, 4, 2, 2), True, {}
+    if "part" in what:  # of which what a DTensor says of the whole tells nothing
+        size = {"shape": torch.Size((6, 4, 2, 2)), "stride": (16, 4, 2, 1)}
     if dist.get_rank() == 1:
         ranks = ranks[::-1] if what == "the order of ranks" else ranks
-        local = local.to(memory_format=torch.channels_last) if what == "the order in memory" else local
+        local = local.to(memory_format=torch.channels_last) if "in memory" in what else local
+        local = local.bfloat16() if what == "its dtype" else local
         is_trained = what != "whether it is frozen"
-    p = nn.Parameter(DTensor.from_local(local, DeviceMesh("cpu", ranks), [Shard(0)], run_check=False), is_trained)
+    part = DTensor.from_local(local, DeviceMesh("cpu", ranks), [Shard(0)], run_check=False, **size)
+    p = nn.Parameter(part, is_trained)
     p.grad = torch.ones_like(p) if is_trained else None
-    optimizer = kernel.Muon([("conv.weight", p)])
+    optimizer = kernel.Muon([("conv.weight", p)], momentum_dtype="float32")  # which does not tell that of a parameter
     with pytest.raises(ValueError) as caught:
         optimizer.step()
     return str(caught.value), bool((p.to_local() == 1).all())
