@@ -9,13 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate
 
 from tests.support.rank_measurements import CPU, SIZE, TABLES, fsdp, measuring
 from tests.support.rank_pool import JobError
 from tests.support.refusals import error_of
-from tests.tuning.conftest import TableClock
 
 
 def kernels(optimizer) -> list[str]:
@@ -106,46 +104,6 @@ def test_each_kind_of_device_has_a_rank_that_measures(fresh_pool):
     assert [measured for _, measured in found] == [[SIZE], [SIZE], [], []]
     assert [said[0].split()[-1] for said, _ in found] == ["0", "1", "0", "1"]
     assert [said[0].split()[0] for said, _ in found] == ["torch.mm", "gemm_", "torch.mm", "gemm_"]
-
-
-def overlapping(kernel, budget: float = 60.0):
-    """Each rank shares one matrix with all and one with each neighbour, of a ring; all of one size, and one not.
-
-    On the clocks of all ranks a stage takes ten seconds.
-    """
-    rank, pairs = dist.get_rank(), [(0, 1), (1, 2), (2, 3), (0, 3)]
-    meshes = [DeviceMesh("cpu", list(range(4))), *(DeviceMesh("cpu", list(pair)) for pair in pairs)]
-    sizes = [SIZE, SIZE, (16, 48), SIZE, SIZE]
-    named = []
-    for i, (mesh, ranks) in enumerate(zip(meshes, [tuple(range(4)), *pairs])):
-        if rank in ranks:
-            named.append((f"layers.{i}.w", nn.Parameter(distribute_tensor(torch.ones(sizes[i]), mesh, [Shard(0)]))))
-    clock = TableClock({**dict.fromkeys(TABLES, 1.0), TABLES[rank % 3]: 0.5})
-
-    def ended(*stage) -> None:
-        clock.time += 10.0
-
-    with measuring(kernel, TABLES[rank % 3], clock=clock) as measured:
-        optimizer = kernel.Muon(named, ns_dtype=torch.bfloat16)
-        optimizer.warmup(ended, budget)
-        return {name: said for (name, _), said in zip(named, kernels(optimizer))}, measured
-
-
-def test_overlapping_sets_agree_without_waiting_for_each_other(fresh_pool):
-    """The set of all comes first; what was agreed there holds in the others."""
-    found = fresh_pool.run(overlapping)
-    by_name: dict[str, set] = {}
-    for said, _ in found:
-        for name, text in said.items():
-            by_name.setdefault(name, set()).add(text)
-    assert all(len(said) == 1 for said in by_name.values()), by_name
-    assert all("measured by rank 0" in said for name, (said,) in by_name.items() if name != "layers.2.w")
-    assert [measured for _, measured in found] == [[SIZE], [(16, 48)], [], []]
-
-
-def test_overlapping_sets_have_one_budget(fresh_pool):
-    """Rank 1 measures for the second set of ranks, after the first set has used the budget up."""
-    assert [measured for _, measured in fresh_pool.run(overlapping, 15.0)] == [[SIZE], [], [], []]
 
 
 def agreed_elsewhere(kernel):
