@@ -142,6 +142,21 @@ def test_backends_without_options_have_groups(kernel, fake_world):
     assert kernel.plan.process_groups.group_of((0, 1, 2)) is group
 
 
+def test_a_world_bound_to_a_device_is_not_split(kernel, fake_world, monkeypatch):
+    """That would be a collective of all ranks. It is bound again afterwards, and after an error."""
+    world, device, bound = dist.group.WORLD, torch.device("cuda", 1), []
+
+    def refused(*_, **__):
+        bound.append(world.bound_device_id)
+        raise RuntimeError("no such rank")
+
+    world.bound_device_id = device
+    monkeypatch.setattr(dist, "new_group", refused)
+    with pytest.raises(RuntimeError, match="no such rank"):
+        kernel.plan.process_groups.group_of((1, 2, 3), "up.weight")
+    assert bound == [None] and world.bound_device_id == device
+
+
 def test_a_destroyed_group_is_named_as_what_is_missing(kernel):
     """A rank without its group counts as rank 0, whose part of uneven shards may be another one."""
     dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
@@ -179,6 +194,12 @@ def test_stacks_of_experts_are_no_router(kernel):
         assert (row.branch, row.matrices) == ("muon", 384)
     router = kernel.route([("layers.0.gate.weight", torch.empty(384, 7168, device="meta"))]).rows[0]
     assert router.reason == "router:gate"
+
+
+def test_layout_joins_neighbours(kernel):
+    """Pieces of a dimension that touch are one block, as where it has fewer indices than ranks."""
+    layout = kernel.plan.layout.Layout((2, 6), kernel.plan.layout.mesh_of((4,), (0, 1, 2, 3)), ((0, 2),))
+    assert kernel.plan.layout.runs_of(layout, 0) == (((0, 2),), ((0, 6),))
 
 
 def test_layout_gives_ranks_outside_of_the_mesh_nothing(kernel):

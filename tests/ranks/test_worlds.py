@@ -35,15 +35,20 @@ def names_of_groups_in_two_worlds(kernel, folder: str):
 
 
 def groups_of_meshes_in_two_worlds(kernel, folder: str) -> list[bool]:
-    """Return whether the group of a mesh's ranks is that of the mesh, in each world. Old optimizers go on."""
-    own, old = [], []
+    """Return whether the group of a mesh's ranks is that of the mesh, in each world.
+
+    Old optimizers go on, and ones that have been made in the first world begin in the second.
+    """
+    own, old, groups = [], [], []
     for world in range(2):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))["dp"]
-        p = on_mesh(random(12, 8, seed=0), Shard(0), mesh)
-        old.insert(0, (kernel.Muon([("up.weight", p)]), p))
-        for optimizer, p in old:
+        groups.append(mesh.get_group())  # which is kept by whoever has asked for it
+        params = [on_mesh(random(12, 8, seed=0), Shard(0), mesh) for _ in range(2)]
+        new, late = [(kernel.Muon([("up.weight", p)]), p) for p in params]
+        for optimizer, p in (new, *old):
             give_gradients([p], world)
             optimizer.step()
+        old += [new, late]
         own.append(kernel.plan.process_groups.group_of(tuple(mesh.mesh.tolist())) is mesh.get_group())
         enter_another_world(f"{folder}/{world}")
     return own
