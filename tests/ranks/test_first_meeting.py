@@ -16,10 +16,11 @@ CHAIN = {"a": (0, 1), "b": (0, 2), "c": (2, 3)}
 FROM_OTHERS = "has met an error about what it shares with further ranks"
 
 
-def overlapping_sets(kernel, odd_steps: tuple[int, ...], steps: int):
-    """A matrix of ranks 0 and 1, and one of 2 and 3, beside a bias of all; in some steps its rate differs on rank 1.
+def overlapping_sets(kernel, odd_steps: tuple[int, ...], steps: int, odd_groups: tuple[int, ...] = (0,)):
+    """A matrix of ranks 0 and 1, and one of 2 and 3, beside a bias of all; in some steps rates differ on rank 1.
 
-    Return, for each step that raises, its number, the error, and whether the matrix and the bias moved.
+    They are those of `odd_groups`: the matrix is in the first, the bias in the second. Return, for each step that
+    raises, its number, the error, and whether the matrix and the bias moved.
     """
     mesh = mesh_of((2, 2))
     torch.manual_seed(0)
@@ -29,7 +30,8 @@ def overlapping_sets(kernel, odd_steps: tuple[int, ...], steps: int):
     optimizer, errors = kernel.Muon(named, lr=0.1), []
     for step in range(steps):
         matrix.grad, bias.grad = torch.ones_like(matrix), torch.ones_like(bias)
-        optimizer.param_groups[0]["lr"] = 0.3 if step in odd_steps and dist.get_rank() == 1 else 0.1
+        for number in odd_groups:
+            optimizer.param_groups[number]["lr"] = 0.3 if step in odd_steps and dist.get_rank() == 1 else 0.1
         before = matrix.to_local().clone(), bias.to_local().clone()
         try:
             optimizer.step()
@@ -49,6 +51,15 @@ def test_a_dispute_of_some_ranks_leaves_what_others_share_in_step(pools):
         ((step, error, moved),) = errors
         assert step == 1 and moved == (False, True) and "'lr': 0.3" in error
     assert results[2:] == [[], []]
+
+
+@on_every_backend()
+def test_of_two_disputes_at_once_all_hear_theirs(pools):
+    """Nobody waits for a rank that has heard the other one."""
+    for rank, errors in enumerate(pools(4).run(overlapping_sets, (1,), 3, (0, 1))):
+        ((step, error, moved),) = errors
+        assert step == 1 and moved == (rank > 1, False)
+        assert "for up.bias: rank 0 had" in error and ("for up.weight: rank 0 had" in error) == (rank < 2)
 
 
 @on_every_backend()

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from tests.ranks.test_first_copies import as_on_a_gpu
@@ -194,20 +194,20 @@ def test_a_rank_without_memory_for_a_gradient_says_so_and_has_not_taken_the_step
         assert "one has taken a step in which the other had an error" in text
 
 
-def step_with_a_gradient_on_another_mesh(kernel):
+def step_with_a_gradient_on_another_mesh(kernel, mesh, placements):
     """Return the error of a step whose gradient is on another mesh, and whether the parameter stayed."""
     p = nn.Parameter(DTensor.from_local(torch.ones(4, 6), mesh_of((2,)), [Shard(0)], run_check=False))
     before = p.to_local().clone()
     optimizer = kernel.Muon([("up.weight", p)])
-    elsewhere = DTensor.from_local(torch.ones(4, 6), mesh_of((2, 1)), [Shard(0), Replicate()], run_check=False)
-    p.grad = elsewhere
+    p.grad = DTensor.from_local(torch.ones(4, 6), DeviceMesh("cpu", mesh), placements, run_check=False)
     try:
         optimizer.step()
     except ValueError as error:
         return str(error), torch.equal(p.to_local(), before)
 
 
-def test_a_gradient_on_another_mesh_raises(pools):
-    """It raises before anything moves."""
-    for text, unmoved in pools(2).run(step_with_a_gradient_on_another_mesh):
+@pytest.mark.parametrize("mesh, placements", [([[0], [1]], [Shard(0), Replicate()]), ([1, 0], [Shard(0)])], ids=str)
+def test_a_gradient_on_another_mesh_raises(pools, mesh, placements):
+    """It raises before anything moves. On the same ranks in another order, parts of one shape are other parts."""
+    for text, unmoved in pools(2).run(step_with_a_gradient_on_another_mesh, mesh, placements):
         assert "full_tensor()" in text and unmoved

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.muon.test_surroundings import AROUND
@@ -194,6 +194,18 @@ def test_stacks_of_experts_are_no_router(kernel):
         assert (row.branch, row.matrices) == ("muon", 384)
     router = kernel.route([("layers.0.gate.weight", torch.empty(384, 7168, device="meta"))]).rows[0]
     assert router.reason == "router:gate"
+
+
+def test_what_lies_beside_a_parameter_has_its_parts_on_every_rank(kernel, fake_world):
+    """By whatever placements; another rank with a part, or one without, is a difference."""
+
+    def on(mesh, *placements):
+        size = {"shape": torch.Size((8, 6)), "stride": (6, 1), "run_check": False}
+        return DTensor.from_local(torch.ones(8, 6), DeviceMesh("cpu", mesh), placements, **size)
+
+    p, same, less, more = on([0, 1], Replicate()), on([[0], [1]], Replicate(), Shard(0)), [0], [0, 1, 2]
+    lies_beside = kernel.plan.layout.lies_beside
+    assert lies_beside("state", same, p) and not any(lies_beside("state", on(x, Replicate()), p) for x in (less, more))
 
 
 def test_layout_joins_neighbours(kernel):
