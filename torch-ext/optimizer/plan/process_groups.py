@@ -71,7 +71,7 @@ def offer_groups(groups: Iterable[dist.ProcessGroup]) -> None:
     for group in sorted(of_this_world, key=lambda group: group.group_name, reverse=True):
         ranks = tuple(dist.get_process_group_ranks(group))
         is_settled = ranks in _SETTLED.get(dist.group.WORLD, ())
-        if list(ranks) == sorted(ranks) and len(ranks) < dist.get_world_size() and not is_settled:
+        if len(ranks) < dist.get_world_size() and not is_settled:
             _keep(ranks, group)
 
 

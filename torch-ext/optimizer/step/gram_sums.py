@@ -35,7 +35,7 @@ def update_sum_(
     recipe, iteration = context.recipe(work.recipe_key), batch.first.iteration
     parts = ShardedParts(work.parts, recipe)
     shape = len(batch.matrices), batch.rows, batch.cols
-    packed = torch.zeros(shape, dtype=parameter.packed_dtype, device=parameter.device)
+    packed = torch.empty(shape, dtype=parameter.packed_dtype, device=parameter.device)
     if work.parts:
         parts.pack_(packed)
     present = moved(_presence(parts, len(packed)), packed.device)
