@@ -85,24 +85,33 @@ def test_a_file_of_one_rank_alone_counts_only_when_agreed(fresh_pool, act):
     assert [one[2] for one in found] == [[SIZE] if act == "warmup" else [], [], [], []]
 
 
-def two_kinds(kernel):
-    """Two ranks with another processor each measure for themselves and their like, and once."""
+def two_kinds(kernel, agreed: bool):
+    """Two ranks with another processor each measure for themselves and their like, and once.
+
+    The slow ones may have `agreed` before, as rank 2 knows.
+    """
     rank = dist.get_rank()
     name = "a fast processor" if rank % 2 else "a slow processor"
     with (
         mock.patch.object(kernel.kernels.machine, "processor", lambda: name),
         measuring(kernel, TABLES[rank % 3]) as found,
     ):
+        if agreed and rank == 2:
+            need = kernel.kernels.measurement_file.Need("cpu_products", "bfloat16", *SIZE)
+            entry = {"m": SIZE[0], "k": SIZE[1], "products": "SINGLE"}
+            kernel.kernels.measurements.agree(kernel.kernels.machine.key_of(CPU), need, entry, 6, (2, 6))
         optimizer, _ = fsdp(kernel, SIZE)
         for _ in range(2):
             optimizer.warmup(lambda *_: None)
         return kernels(optimizer), found
 
 
-def test_each_kind_of_device_has_a_rank_that_measures(fresh_pool):
-    found = fresh_pool.run(two_kinds)
-    assert [measured for _, measured in found] == [[SIZE], [SIZE], [], []]
-    assert [said[0].split()[-1] for said, _ in found] == ["0", "1", "0", "1"]
+@pytest.mark.parametrize("agreed", [False, True])
+def test_each_kind_of_device_has_a_rank_that_measures(fresh_pool, agreed):
+    """Unless some rank of the kind knows what its like have agreed on."""
+    found, slow = fresh_pool.run(two_kinds, agreed), "6" if agreed else "0"
+    assert [measured for _, measured in found] == [[] if agreed else [SIZE], [SIZE], [], []]
+    assert [said[0].split()[-1] for said, _ in found] == [slow, "1", slow, "1"]
     assert [said[0].split()[0] for said, _ in found] == ["torch.mm", "gemm_", "torch.mm", "gemm_"]
 
 
@@ -146,16 +155,18 @@ def agreed_before(kernel, failed: bool):
             wrong = {(need.kernel, need.dtype): {"NATIVE_SYMMETRIC": "it is wrong"}}
             measurements.record_failures(kernel.kernels.machine.key_of(CPU), wrong)
         optimizer, _ = fsdp(kernel, SIZE)
-        optimizer.warmup(lambda *_: None)
-        return kernels(optimizer), measured
+        told = []
+        optimizer.warmup(lambda *stage: told.append(stage[2]))
+        return kernels(optimizer), measured, any("agreed on before" in what for what in told)
 
 
 @pytest.mark.parametrize("failed", [False, True])
 def test_what_one_rank_agreed_on_before_is_taken_unless_it_has_failed(fresh_pool, failed):
     """The rest takes it, and nobody measures."""
     found = fresh_pool.run(agreed_before, failed)
-    assert [measured for _, measured in found] == [[SIZE] if failed else [], [], [], []]
-    assert {said[0].split("bfloat16, ")[1] for said, _ in found} == {f"measured by rank {0 if failed else 7}"}
+    assert [measured for _, measured, _ in found] == [[SIZE] if failed else [], [], [], []]
+    assert [was_told for *_, was_told in found] == [not failed] * 4
+    assert {said[0].split("bfloat16, ")[1] for said, *_ in found} == {f"measured by rank {0 if failed else 7}"}
 
 
 def failing_measurement(kernel):
