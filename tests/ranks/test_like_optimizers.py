@@ -136,16 +136,18 @@ def test_a_copy_of_an_optimizer_is_another_one(pools):
 
 
 def one_more_on_a_rank(kernel, case: Case):
-    """Rank 0 makes one to print it, another rank makes its own twice; training goes on."""
+    """Rank 0 makes one to print it, another rank makes its own twice and keeps an unlike one; training goes on."""
     if dist.get_rank() == 0:
         assert built(kernel, case)[0].explain().rows
     if dist.get_rank() == 1:
         built(kernel, case)
+    kept = built(kernel, case._replace(specs=case.specs[:1])) if dist.get_rank() == 1 else None
     for _ in range(2):
         optimizer, params = built(kernel, case)
         for step in (1, 2):
             set_gradients(case, params, step)
             optimizer.step()
+    del kept
     return True
 
 
@@ -155,19 +157,27 @@ def test_optimizers_that_some_ranks_made_and_let_go_do_not_count(pools):
     assert all(pools(4).run(one_more_on_a_rank, Case(specs)))
 
 
-def numbered_after_others(kernel, case: Case) -> None:
-    """Rank 1 has given more optimizers a number than the others, as a process that has been in an earlier world."""
-    kernel.step.rank_agreement._NUMBERS[tuple(range(4))] += dist.get_rank() == 1
+def numbered_after_others(kernel, case: Case) -> list[int]:
+    """Rank 1 has given more optimizers a number than the others, as a process that has been in an earlier world.
+
+    Return the number in each of two steps, and in one with a new plan.
+    """
+    ranks, numbers = tuple(range(4)), []
+    kernel.step.rank_agreement._NUMBERS[ranks] += dist.get_rank() == 1
     optimizer, params = built(kernel, case)
-    for step in (1, 2):
+    for step in (1, 2, 3):
         set_gradients(case, params, step)
+        optimizer.param_groups[0]["ns_steps"] = 5 if step < 3 else 4
         optimizer.step()
+        numbers.append(optimizer._agreement._registered[ranks].number)
     read_last_step(optimizer)
+    return numbers
 
 
 @on_every_backend()
-def test_a_new_optimizer_gets_one_number_on_all_ranks(pools):
-    pools(4).run(numbered_after_others, Case((Spec("up.weight", (12, 8), LAYOUTS["rows"]),)))
+def test_a_new_optimizer_gets_one_number_on_all_ranks_and_keeps_it(pools):
+    results = pools(4).run(numbered_after_others, Case((Spec("up.weight", (12, 8), LAYOUTS["rows"]),)))
+    assert len({number for numbers in results for number in numbers}) == 1
 
 
 def changed_plan_on_a_rank(kernel, case: Case, what: str):

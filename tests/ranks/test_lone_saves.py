@@ -1,4 +1,4 @@
-"""One rank saves alone, after a step whose result nobody has waited for, as on GPUs."""
+"""One rank saves alone, or all compare copies, after a step whose result nobody has waited for, as on GPUs."""
 
 from __future__ import annotations
 
@@ -31,6 +31,22 @@ def errors_of_saves(kernel, method: str) -> dict[str, str | None]:
             for attempt in "ab" if alone else "":
                 errors[f"save {step}{attempt}"] = error_of(getattr(optimizer, method))
     return errors
+
+
+def errors_around_a_comparison(kernel) -> list[str | None]:
+    """Return the errors of a step, of `check_copies` when `lr` differs, and of a step when it does not any more."""
+    p = nn.Parameter(distribute_tensor(torch.ones(8, 6), mesh_of((2,)), [Replicate()]))
+    optimizer, errors = kernel.Muon([("up.weight", p)], lr=0.1), []
+    with mock.patch.object(kernel.step.meeting.Meeting, "is_known", False):
+        for act, more in ((optimizer.step, 0), (optimizer.check_copies, dist.get_rank()), (optimizer.step, 0)):
+            p.grad, optimizer.param_groups[0]["lr"] = torch.ones_like(p), 0.1 + more
+            errors.append(error_of(act))
+    return errors
+
+
+def test_a_difference_that_a_comparison_has_named_is_named_once(pools):
+    for before, compared, after in pools(2).run(errors_around_a_comparison):
+        assert "'lr': 1.1" in compared and before is after is None
 
 
 @pytest.mark.parametrize("method", ["state_dict", "master_weights"])

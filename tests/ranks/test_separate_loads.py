@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unittest import mock
 
+import pytest
 import torch.distributed as dist
 from torch.distributed.tensor import Shard
 
@@ -53,3 +54,23 @@ def error_after_loads_into_an_old_and_a_new_optimizer(kernel) -> str | None:
 def test_one_rank_may_load_into_a_new_optimizer_and_another_into_its_old_one(pools):
     """The error after a step that broke off leaves that to each rank. A load counts steps from the beginning."""
     assert pools(2).run(error_after_loads_into_an_old_and_a_new_optimizer) == [None, None]
+
+
+def error_after_a_load(kernel, act: str) -> str | None:
+    """Return the error of an act after a step in which rates differed, and a load on all ranks."""
+    p = on_mesh(random(12, 8, seed=0), Shard(0), mesh_of((2,)))
+    with mock.patch.object(kernel.step.meeting.Meeting, "is_known", False):
+        optimizer = kernel.Muon([("up.weight", p)], lr=0.1)
+        saved = optimizer.state_dict()
+        for step in range(2):
+            give_gradients([p], step)
+            optimizer.param_groups[0]["lr"] = 0.1 + step * dist.get_rank()
+            optimizer.step()
+        optimizer.load_state_dict(saved)
+        return error_of(getattr(optimizer, act))
+
+
+@pytest.mark.parametrize("act", ["step", "check_copies", "warmup"])
+def test_a_load_does_not_hide_that_ranks_took_unlike_steps(pools, act):
+    for error in pools(2).run(error_after_a_load, act):
+        assert "'lr': 1.1" in error

@@ -208,6 +208,12 @@ def test_what_lies_beside_a_parameter_has_its_parts_on_every_rank(kernel, fake_w
     assert lies_beside("state", same, p) and not any(lies_beside("state", on(x, Replicate()), p) for x in (less, more))
 
 
+def test_a_scalar_of_other_ranks_has_a_layout(kernel, fake_world):
+    """Torch gives ranks outside of a mesh an empty part of one dimension."""
+    scale = DTensor.from_local(torch.ones(()), DeviceMesh("cpu", [1, 2]), [Replicate()], run_check=False)
+    assert scale.to_local().shape == (0,) and kernel.plan.layout.layout_of("scale", scale).shape == ()
+
+
 def test_layout_joins_neighbours(kernel):
     """Pieces of a dimension that touch are one block, as where it has fewer indices than ranks."""
     layout = kernel.plan.layout.Layout((2, 6), kernel.plan.layout.mesh_of((4,), (0, 1, 2, 3)), ((0, 2),))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
 from tests.ranks.test_unlike_ranks import give_gradients, on_mesh, random
+from tests.support.refusals import error_of
 
 
 def enter_another_world(store: str, backwards: bool = False) -> None:
@@ -59,10 +61,27 @@ def test_the_groups_of_a_mesh_are_found_again_after_a_restart(fresh_pool, tmp_pa
     assert fresh_pool.run(groups_of_meshes_in_two_worlds, str(tmp_path)) == [[True, True]] * 4
 
 
+def errors_in_another_world(kernel, store: str) -> str | None:
+    """Return the error of the first step in a new world, after one with unlike rates that nobody has read."""
+    rank = dist.get_rank()
+    with mock.patch.object(kernel.step.meeting.Meeting, "is_known", False):
+        for rates in ((0.1, 0.1 + rank), (0.1,)):
+            p, exchange = nn.Parameter(random(12, 8, seed=0)), kernel.ExchangeOptions(process_group=dist.group.WORLD)
+            optimizer = kernel.Muon([("up.weight", p)], exchange=exchange)
+            for step, rate in enumerate(rates):
+                optimizer.param_groups[0]["lr"] = rate
+                give_gradients([p], step)
+                error = error_of(optimizer.step)
+            if len(rates) == 2:
+                enter_another_world(store)
+        return error
+
+
 def test_a_process_that_takes_part_from_the_second_world_on_finds_the_groups(fresh_pool, tmp_path):
-    """It has made none before, so the others must not count those of the first world."""
+    """It has made none before, so the others must not count those of the first world, nor tell what happened there."""
     for (first, second), others in fresh_pool.run(names_of_groups_in_two_worlds, str(tmp_path)):
         assert first == second and first not in others
+    assert fresh_pool.run(errors_in_another_world, str(tmp_path / "third")) == [None] * 4
 
 
 def steps_as_another_rank(kernel, store: str) -> bool:
