@@ -60,7 +60,7 @@ class RankAgreement:
         self._registered: dict[Ranks, Registration] = {}
         self._steps: Counter[Ranks] = Counter()  # that each set of ranks has taken together
         self._compared: set[Ranks] = set()  # sets of ranks that have compared their copies
-        self._meetings: Sequence[Meeting] = ()  # of this step
+        self._meetings: Sequence[Meeting] = ()  # of the last step, in the order of their ranks
 
     def follow(self, terms: Mapping[Ranks, Terms], groups: Iterable[dist.ProcessGroup]) -> None:
         """Store the digests of a new plan, and the process `groups` of its meshes, in which ranks may meet."""
@@ -111,7 +111,7 @@ class RankAgreement:
             )
         # Ranks that disagree are asked, too: else they would update what they share with further ranks.
         here = [(meeting.ranks, meeting.terms) for meeting in waiting if meeting.is_of_one_step()]
-        errors += _errors_elsewhere(sorted(here), bool(errors))
+        errors += _errors_elsewhere(here, bool(errors))
         if errors:
             for ranks, _ in here:
                 forget_unread(ranks)  # these ranks have an error already, but in the chains that were named
@@ -133,7 +133,6 @@ class RankAgreement:
         If gradients were `released`, it says so: another step without a backward pass would lack them.
         """
         known = [meeting for meeting in self._meetings if meeting.is_known]
-        self._meetings = ()
         raise_disputes(
             known, "; release_grads=True has freed gradients: run the backward pass again" if released else ""
         )
