@@ -212,15 +212,18 @@ def test_unknown_copies_keep_their_default(fresh_pool):
 
 
 def less_to_measure(kernel):
-    """Nothing can be measured on rank 1, as where Triton does not run; return the error of the warm-up."""
-    tuning = kernel.step.rank_tuning
+    """Nothing can be measured on rank 1, and then Triton fails there; return the errors of the warm-ups."""
+    tuning, errors = kernel.step.rank_tuning, []
     with measuring(kernel, "NATIVE"):
         optimizer, _ = fsdp(kernel, SIZE)
-        missing = mock.patch.object(tuning, "tasks_of", lambda *_: [])
-        with missing if dist.get_rank() == 1 else contextlib.nullcontext():
-            return error_of(lambda: optimizer.warmup(lambda *_: None))
+        for name, other in {"tasks_of": lambda *_: [], "triton_fault": lambda _: "no C compiler"}.items():
+            missing = mock.patch.object(tuning, name, other)
+            with missing if dist.get_rank() == 1 else contextlib.nullcontext():
+                errors.append(error_of(lambda: optimizer.warmup(lambda *_: None)))
+        return errors
 
 
 def test_ranks_that_cannot_measure_the_same_say_so_before_the_warm_up(fresh_pool):
-    for error in fresh_pool.run(less_to_measure):
-        assert "rank 0 has kernels that can be measured: cpu_products bfloat16 24 x 40, rank 1 has kernels" in error
+    for missing, failing in fresh_pool.run(less_to_measure):
+        assert "rank 0 has kernels that can be measured: cpu_products bfloat16 24 x 40, rank 1 has kernels" in missing
+        assert failing.endswith("cpu_products bfloat16 24 x 40; Triton fails here, explain() says why")

@@ -48,6 +48,10 @@ def explained(kernel, case: Case):
     params = [(spec.name, part_of(case, i)) for i, spec in enumerate(case.specs)]
     optimizer = kernel.Muon(params, is_muon=lambda name, p: True, **muon_settings(kernel, case.settings))
     teams = [(team.ranks, team.owner) for chunk in inside.chunks_of(optimizer) for team, _ in chunk.teams]
+    for exchange in inside.plan_of(optimizer).exchanges:
+        for chunk in exchange.chunks:  # who waits for a team does not tell a rate of FLOPs in a profile
+            assert (chunk.profiled_as == "muon.orthogonalize") == bool(chunk.teams)
+            assert all(team.work_bytes < exchange.held_bytes() for team, _ in chunk.teams)
     return [row.kernel for row in optimizer.explain().rows], teams
 
 

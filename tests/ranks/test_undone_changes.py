@@ -159,6 +159,22 @@ def test_what_was_written_into_the_state_stays(pools, placements, is_new):
         assert is_kept and later is None
 
 
+def disputed_after_a_removal(kernel) -> tuple[str | None, str | None, bool]:
+    """All take a matrix out; return the error of that step, of one with unlike plans, and whether its state is back."""
+    optimizer, named = made(kernel, PLACEMENTS["copies"], {})
+    named["b.weight"].requires_grad_(True)
+    assert step(optimizer, named) is None
+    without_the_matrix(optimizer, named)
+    removed = step(optimizer, named)
+    optimizer.param_groups[0]["ns_steps"] = 5 - dist.get_rank()
+    return removed, step(optimizer, named), named["a.weight"] in optimizer.state
+
+
+def test_what_ranks_have_agreed_about_is_not_undone_later(pools):
+    for removed, disputed, is_back in pools(2).run(disputed_after_a_removal):
+        assert removed is None and "'ns_steps': 4" in disputed and not is_back
+
+
 @on_every_backend()
 @pytest.mark.filterwarnings("ignore:Muon has no matrix")
 @pytest.mark.parametrize("placements", PLACEMENTS.values(), ids=PLACEMENTS)
