@@ -107,6 +107,7 @@ def counted_step(kernel, case: Case):
         optimizer, params, peak = trained(kernel, case)
     assert len(plan_of(optimizer).exchanges) == 1
     chunks = [held_by(chunk) for chunk in chunks_of(optimizer)]
+    assert all(chunk.most == max(chunk.gathered, chunk.owned, chunk.scattered) for chunk in chunks)
     in_flight = case.settings["chunks_in_flight"]
     (exchange,) = plan_of(optimizer).exchanges
     assert f"holds up to {exchange.held_bytes() / 2**20:.1f} MiB" in str(optimizer.explain())
