@@ -189,6 +189,16 @@ def test_no_part_is_larger_than_it_counts_in_a_chunk(kernel, world, seed):
         assert largest == matrix.part_size or len(matrix.shards.view.rows) > 1
 
 
+@pytest.mark.parametrize(
+    "shape, dim, side", [((8, 8), 0, 0), ((8, 8), 1, 1), ((4, 50, 6), 1, 0), ((4, 50, 6), 2, None), ((4, 6, 50), 2, 1)]
+)
+def test_matrices_are_cut_lengthwise_along_a_side_that_is_not_shorter(kernel, shape, dim, side):
+    """Of a stack, whose experts ranks divide among them, too."""
+    splits = [(0, 1), (dim, 1)] if len(shape) == 3 else [None, (dim, 1)]
+    view = inside.matrix_view(kernel, shape, experts=len(shape) == 3)
+    assert inside.shards(kernel, view, inside.layout(kernel, shape, [2, 2], range(4), splits)).lengthwise(0) == side
+
+
 def test_halves_of_fused_rows_share_no_batch_of_sums(kernel):
     """Of which a rank has rows of one alone; halves with one place do, of several parameters."""
     layout = inside.layout(kernel, (8, 2), [2], range(2), [(0, 1)])
