@@ -29,12 +29,13 @@ def test_all_run_in_turns_and_another_begins_each_round(race, table_clock):
     assert {name: time.seconds for name, time in times.items()} == {"a": 1.0, "b": 1.2, "c": 1.1} and not dropped
 
 
-def test_bursts_are_long(race, table_clock, monkeypatch):
-    """Work of a millisecond is done twenty times at once, or more."""
+@pytest.mark.parametrize("count", [1, 4])
+def test_bursts_are_long(race, table_clock, count):
+    """Work of a millisecond is done twenty times at once, or more, however many matrices it multiplies."""
     clock, asked = table_clock({"a": 1e-3, "b": 0.5}), []
     seconds_of = clock.seconds_of
     clock.seconds_of = lambda work, times: asked.append((work(), times)) or seconds_of(work, times)
-    race.race(works("a", "b"), clock, seconds=0)
+    race.race(works("a", "b"), clock, seconds=0, counts={"a": count})
     assert ("a", 20) in asked and {times for name, times in asked if name == "b"} == {1}
     assert all(times == 20 for name, times in asked[4:] if name == "a")
 
@@ -43,6 +44,13 @@ def test_time_that_is_over_leaves_the_least_rounds(race, table_clock):
     clock = table_clock({"a": 1.0, "b": 1.2}, per_burst=1.0)
     race.race(works("a", "b"), clock, seconds=0.0)
     assert len(clock.bursts) == 2 + 2 * race.LEAST_ROUNDS
+
+
+def test_who_has_no_rival_is_timed_in_the_least_rounds(race, table_clock):
+    """There is nothing to decide, and others wait for the time."""
+    clock = table_clock({"a": 1.0})
+    race.race(works("a"), clock, seconds=1e9)
+    assert len(clock.bursts) == 1 + race.LEAST_ROUNDS
 
 
 def test_the_clearly_slower_is_timed_once(race, table_clock):
@@ -61,7 +69,7 @@ def test_times_are_those_of_one_matrix(race, table_clock):
     assert race.decide(times, "one") == "four"
 
 
-@pytest.mark.parametrize("fast, slow, runs_again", [(1.0, 50.0, False), (0.03, 0.5, True)])
+@pytest.mark.parametrize("fast, slow, runs_again", [(1.0, 5.0, False), (0.03, 0.5, True)])
 @pytest.mark.parametrize("count", [1, 4])
 def test_what_takes_long_and_clearly_loses_runs_once(race, table_clock, fast, slow, runs_again, count):
     """Its first run is its time, though caches were cold; unless another one takes less than a second.
@@ -85,12 +93,42 @@ def test_one_slow_run_of_what_is_short_decides_nothing(race, table_clock):
     clock = table_clock({"default": [0.08, *[0.03] * 20], "other": 0.03, "slow": 0.5})
     times, _ = race.race(works("default", "other", "slow"), clock, seconds=1e9)
     assert times["default"] == times["other"] == race.Timed(0.03, 0.0)
-    assert clock.bursts.count("default") == 2 + race.MOST_ROUNDS and clock.bursts.count("slow") == 2
+    counts = {name: clock.bursts.count(name) for name in times}
+    assert counts == {"default": 2 + race.MOST_ROUNDS, "other": 1 + race.MOST_ROUNDS, "slow": 2}
 
 
-def test_of_two_runs_of_what_loses_the_faster_one_is_its_time(race, table_clock):
-    times, _ = race.race(works("fast", "slow"), table_clock({"fast": 0.03, "slow": [0.5, 0.9]}), seconds=1e9)
-    assert times["slow"].seconds == 0.5
+@pytest.mark.parametrize("fast, slow", [(0.03, [0.5, 0.9]), (1e-3, [5e-3, 9e-3, 9e-3])], ids=["once", "in a burst"])
+def test_of_the_runs_of_what_loses_the_fastest_one_is_its_time(race, table_clock, fast, slow):
+    times, _ = race.race(works("fast", "slow"), table_clock({"fast": fast, "slow": slow}), seconds=1e9)
+    assert times["slow"].seconds == slow[0]
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("fast, first, runs", [(1.0, 3.0, [1.5]), (1e-5, 0.019, [5e-5, *[1e-5] * 20])], ids=str)
+def test_a_first_run_with_cold_caches_decides_nothing(race, table_clock, fast, first, runs, count):
+    """It takes up to twice as long as others, or any time below that of a burst."""
+    clock = table_clock({"fast": fast, "cold": runs})
+
+    def ready(work):
+        clock.time += first if work() == "cold" else fast
+        return work
+
+    clock.ready = ready
+    times, _ = race.race(works("fast", "cold"), clock, seconds=1e9, counts={"fast": count, "cold": count})
+    assert times["cold"].seconds == pytest.approx(runs[-1] / count)
+
+
+def test_work_on_a_gpu_is_judged_by_its_first_replay(race, table_clock):
+    """Its first run was compiled and captured, and nobody else has the GPU."""
+    clock = table_clock({"fast": 0.03, "compiled": 0.03, "slow": 0.5}, name_of=lambda replay: replay.start())
+
+    def ready(work):
+        clock.time += 100.0 if work() == "compiled" else 0.0
+        return race.Replay(work, 1)
+
+    clock.ready = ready
+    times, _ = race.race(works("fast", "compiled", "slow"), clock, seconds=1e9)
+    assert times["compiled"].seconds == 0.03 and clock.bursts.count("slow") == 1
 
 
 def test_who_raises_is_left_out_and_named(race, table_clock):
@@ -119,8 +157,12 @@ def test_who_cannot_be_captured_is_left_out(race, table_clock):
         RuntimeError("CUDA error: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes"),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 64 bytes"),
+        RuntimeError("std::bad_alloc"),
+        MemoryError(),
     ],
-    ids=str,
+    ids=repr,
 )
 def test_what_says_nothing_of_the_work_is_raised(race, table_clock, error):
     def lost():
@@ -139,20 +181,28 @@ def test_who_has_lost_the_gpu_is_known_however_the_error_is_cut_short(race):
     assert race.loses_gpu(race.LostGpuError("b", race.error_described(error)))
 
 
+@pytest.mark.parametrize("words", ["HIP error", "Triton Error [CUDA]", "Triton Error [HIP]"])
+def test_who_has_lost_the_gpu_is_known_on_every_kind_of_gpu(race, words):
+    assert race.loses_gpu(RuntimeError(f"{words}: an illegal memory access was encountered"))
+
+
 def test_median_and_spread_are_of_the_quartiles(race):
     """Of 1, 2, 3, 4, 100 the quartiles are 2, 3 and 4."""
     assert race.timed([100.0, 1.0, 2.0, 4.0, 3.0]) == (3.0, pytest.approx(1 / 3))
     assert race.timed([5.0]) == (5.0, 0.0)
+    assert race.timed([0.0, 0.0, 0.0]) == (0.0, 0.0)  # by a clock that is coarser than the work
 
 
 def test_what_was_chosen_stays_unless_beaten_by_both_spreads(race):
     for before, challenger in itertools.product((0.0, 0.1), (0.0, 0.1)):
         spreads = before + challenger
         for seconds, stays in ((1 + spreads - 0.01, True), (1 + spreads + 0.01, False)):
-            times = {"old": race.Timed(seconds, before), "new": race.Timed(1.0, challenger)}
+            times = {"new": race.Timed(1.0, challenger), "old": race.Timed(seconds, before)}
             expected = "old" if (stays and seconds >= 1) or seconds < 1 else "new"
             assert race.decide(times, "old") == expected
-    assert race.decide({"new": race.Timed(1.0, 0.0)}, "old") == "new"
+    even = race.Timed(1.0, 0.0)
+    assert race.decide({"new": even, "old": even}, "old") == "old"
+    assert race.decide({"new": even}, "old") == "new"
 
 
 def test_the_clock_of_a_cpu_measures(race):
@@ -162,15 +212,18 @@ def test_the_clock_of_a_cpu_measures(race):
 
 
 def test_short_work_is_timed_many_times_in_a_graph(race, monkeypatch):
-    """Starting a graph takes 5 microseconds here, so that work of 1 alone would look six times as long."""
-    seconds = 0.0
+    """Starting a graph takes 5 microseconds here, so that work of 1 alone would look six times as long.
+
+    The first start also brings the graph to the GPU.
+    """
+    seconds, waits = 0.0, []
 
     def spend(more: float) -> None:
         nonlocal seconds
         seconds += more
 
     def captured(work, device):
-        return lambda: (spend(5e-6), work())
+        return lambda: (spend(5e-6), work(), waits and spend(waits.pop()))
 
     def seconds_on_gpu(self, work, times: int) -> float:
         before = seconds
@@ -182,6 +235,7 @@ def test_short_work_is_timed_many_times_in_a_graph(race, monkeypatch):
     monkeypatch.setattr(race.Clock, "_seconds_on_gpu", seconds_on_gpu)
     clock = race.Clock(torch.device("cuda", 0))
     for real, calls in ((1e-6, race.CALLS_IN_A_GRAPH), (1e-3, 1)):
+        waits.append(1.0)
         ready = clock.ready(lambda real=real: spend(real))
         for times in (1, 100, 1600):
             assert clock.seconds_of(ready, times) / times == pytest.approx(real + 5e-6 / calls)

@@ -63,8 +63,8 @@ class Clock:
             work()
             return work
         replay = Replay(captured(work, self.device), 1)
-        self.seconds_of(replay, 1)  # the first replay also brings the graph to the GPU
-        if min(self.seconds_of(replay, 1) for _ in range(3)) >= SHORT_SECONDS:
+        # The first replay also brings the graph to the GPU.
+        if min(self.seconds_of(replay, 1) for _ in range(4)) >= SHORT_SECONDS:
             return replay
         return Replay(captured(partial(_repeat, work, CALLS_IN_A_GRAPH), self.device), CALLS_IN_A_GRAPH)
 
