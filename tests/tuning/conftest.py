@@ -1,4 +1,4 @@
-"""What tests of tuning share: a clock that is a table, and contests of stand-ins on a CPU."""
+"""What tests of tuning share: a clock that is a table, contests of stand-ins on a CPU, and the CPU as a GPU."""
 
 from __future__ import annotations
 
@@ -92,3 +92,33 @@ def chosen(kernel, m, k):
 
 def run(tuner, tune, todo) -> list[str]:
     return [*(stage() for stage in tune.stages_of(tuner, todo)), tuner.summary()]
+
+
+@pytest.fixture
+def gpu(kernel, measurements, monkeypatch):
+    """The CPU as a GPU: its key is one's, and a launch is what the kernel's stand-in for CPUs computes."""
+    machine, candidates = kernel.kernels.machine, kernel.tuning.candidates
+    key = machine.gpu_key("a GPU")
+    for module in (kernel.tuning.tune, kernel.tuning.findings, candidates, kernel.kernels.gains):
+        monkeypatch.setattr(module, "key_of", lambda device: key)
+    monkeypatch.setattr(candidates, "target_of", lambda device: kernel.kernels.tuned.Target("cuda", 90))
+    monkeypatch.setattr(kernel.kernels.symmetric_gemm, "launch_symmetric_gemm", Launch(kernel))
+    monkeypatch.setattr(kernel.tuning.gpu_contest, "RAGGED", (33, 20))
+    return key
+
+
+class Launch:
+    """A launch on the CPU. `wrong` says how some configurations err; `last` is the one that was launched.
+
+    `lengths` has how many matrices were multiplied at once, by the kernel.
+    """
+
+    def __init__(self, kernel):
+        self.kernel, self.wrong, self.last, self.lengths = kernel, {}, None, {}
+
+    def __call__(self, A, B, D, C, scalars, config):
+        self.last = "-".join(map(str, config))
+        self.lengths.setdefault(self.kernel.tuning.gpu_contest._kernel(config), set()).update((len(A), len(C)))
+        numbers = (torch.tensor(float(x)) for x in scalars)
+        self.kernel.kernels.symmetric_gemm._on_cpu(A, B, D, C, *numbers)
+        self.wrong.get(self.last, lambda *_: None)(A, B, C)

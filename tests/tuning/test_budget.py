@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import contextmanager
-from functools import partial
 
-import numpy as np
-import pytest
 import torch
 from torch.nn import Parameter
 
@@ -190,19 +186,6 @@ def test_a_budget_of_nothing_measures_nothing(kernel, tune, contests, table_cloc
     assert "1 left to their default" in run(tune.Tuner(0, clock), tune, tasks(kernel, (8, 8)))[-1] and not clock.bursts
 
 
-@pytest.mark.parametrize(
-    "budget, error", [(-1, ValueError), (math.nan, ValueError), ("60", TypeError), (True, TypeError)]
-)
-def test_a_budget_that_is_none_is_refused(kernel, budget, error):
-    for call in (partial(kernel.tune, [(8, 8)]), kernel.Muon([Parameter(torch.ones(8, 8))]).warmup):
-        with pytest.raises(error, match="budget"):
-            call(budget=budget)
-
-
-def test_a_budget_may_be_a_number_of_numpy(kernel):
-    kernel.tuning.tune.check_call(np.float32(0.5), None)
-
-
 def test_times_of_two_calls_are_put_together_and_the_last_one_counts(kernel):
     kept = {"products": "SINGLE", "untried": ["NATIVE"], "seconds": {"SINGLE": 2.0, "NATIVE_SYMMETRIC": 3.0}}
     entry = {"products": "NATIVE", "seconds": {"SINGLE": 1.0, "NATIVE": 0.5}}
@@ -248,3 +231,16 @@ def test_the_default_and_torchs_products_are_proven_however_late_it_is(kernel, t
     finding = kernel.tuning.findings.compete(task, contest, table_clock(EVEN), lambda: 1.0, proofs_end=0.0)
     assert finding.times.keys() == {"NATIVE_SYMMETRIC", "SINGLE"} and finding.entry["untried"] == ["NATIVE"]
     assert not finding.failed_before
+
+
+def test_work_is_counted_in_multiplications_and_has_one_order_on_all_ranks(kernel, tune):
+    """Of a product of a matrix with its transpose, the short side counts twice. The last two have as many."""
+    todo = tasks(kernel, (40, 56), (16, 200), (8, 16), (4, 64))
+    for order in todo, todo[::-1]:
+        found = [task.need.size for task in tune.largest_first(order)]
+        assert found[:2] == [(40, 56), (16, 200)] and found[2:] == [(4, 64), (8, 16)]
+
+
+def test_what_no_measurement_is_kept_of_is_not_measured(kernel, tune):
+    (task,) = tasks(kernel, (24, 40))
+    assert tune.unmeasured([task._replace(device=torch.device("mps"))]) == []

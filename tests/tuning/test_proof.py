@@ -22,8 +22,9 @@ def test_proofs_and_races_draw_float32_whatever_the_default_dtype(kernel, monkey
     assert (expected[0].double().norm(dim=(1, 2)) > 60).all()
 
 
+@pytest.mark.parametrize("alpha", [0.5, -0.5])
 @pytest.mark.parametrize("k", [100, 1100])
-def test_sums_of_products_are_those_of_their_elements(kernel, k):
+def test_sums_of_products_are_those_of_their_elements(kernel, k, alpha):
     """In groups of neighbours, of which the last one is shorter, and over more columns than are copied at a time."""
     roundings, proof = kernel.tuning.roundings, kernel.tuning.proof
     generator = torch.Generator().manual_seed(0)
@@ -31,9 +32,9 @@ def test_sums_of_products_are_those_of_their_elements(kernel, k):
     signs = proof._signs_of_neighbours(130)
     products, (_, magnitudes) = A.double() @ B.double(), roundings.sums_of_neighbours(B, signs)
     grouped = [(products * signs.flatten()[:130])[:, i : i + 64].sum(1) for i in (0, 64, 128)]
-    exact, allowed = roundings.sums_of_product(A, B, 0.5, [(2.0, A[:, :1].expand(33, 130))], signs)
+    exact, allowed = roundings.sums_of_product(A, B, alpha, [(2.0, A[:, :1].expand(33, 130))], signs)
     addend = 2.0 * A[:, :1].double() * signs.sum(1)
-    assert torch.equal(exact, 0.5 * torch.stack(grouped, 1) + addend)  # integers: float64 rounds nothing
+    assert torch.equal(exact, alpha * torch.stack(grouped, 1) + addend)  # integers: float64 rounds nothing
     assert torch.equal(magnitudes.sum(1), B.double().abs().sum(1)) and (allowed > 0).all()
     entry, _ = roundings.product(A, B, 1.0)
     assert torch.equal(entry, products)
@@ -191,14 +192,17 @@ def test_a_nan_of_an_addend_that_spreads_fails_the_proof(kernel):
         proof.prove_launch(spread, operands)
 
 
+@pytest.mark.parametrize("alpha", [2.0315, -2.0315])
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_no_product_in_float32_errs_by_more_than_is_allowed(kernel, k):
-    """Of few terms, where alpha, the addend and the result round about as often as the sum."""
+def test_no_product_in_float32_errs_by_more_than_is_allowed(kernel, k, alpha):
+    """Of few terms, where alpha, the addend and the result round about as often as the sum. No more is allowed."""
     generator = torch.Generator().manual_seed(k)
     A, B, D = (torch.randn(shape, generator=generator) for shape in ((512, k), (k, 512), (512, 512)))
-    alpha, beta, sums = 2.0315, -4.775, torch.zeros(512, 512)
+    beta, sums = -4.775, torch.zeros(512, 512)
     for i in range(k):
         sums = sums + A[:, i : i + 1] * B[i : i + 1]
     found = torch.tensor(alpha) * sums + torch.tensor(beta) * D
     exact, allowed = kernel.tuning.roundings.product(A, B, float(torch.tensor(alpha)), (float(torch.tensor(beta)), D))
     assert ((found.double() - exact).abs() <= allowed).all()
+    sizes = abs(alpha) * (A.double().abs() @ B.double().abs()) + abs(beta) * D.double().abs()
+    assert (allowed <= (k + 4.01) * 2.0**-24 * sizes).all()

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch.nn import Parameter
@@ -59,58 +57,6 @@ def test_a_candidate_that_raises_is_left_out(kernel, tune, contests, table_clock
     contests["NATIVE_SYMMETRIC"] = ValueError("no such instructions")
     told = run(tune.Tuner(60.0, table_clock(EVEN)), tune, tasks(kernel, (24, 40)))
     assert "no such instructions" in told[0] and chosen(kernel, 24, 40).source == "measured here"
-
-
-@pytest.mark.parametrize("shape", [(8,), (1, 2, 3, 4), (0, 8), (8, 2.5), ("a", "b"), (8, True)])
-def test_shapes_that_are_none_are_refused(kernel, measurements, shape):
-    with pytest.raises(ValueError, match="shapes must be a list of"):
-        kernel.tune([(8, 8), shape])
-    assert not list(Path(os.environ["XDG_CACHE_HOME"]).iterdir())
-
-
-@pytest.mark.parametrize("shape", [(10**12, 10**12), (2**63, 1), (10**18, 8, 8)], ids=str)
-def test_shapes_that_no_memory_holds_are_refused(kernel, measurements, shape):
-    with pytest.raises(ValueError, match=re.escape(f"at most {2**59} entries in all, got {shape}")):
-        kernel.tune([(8, 8), shape], device="cpu", dtype=BF16)
-    assert not list(Path(os.environ["XDG_CACHE_HOME"]).iterdir())
-
-
-@pytest.mark.parametrize("budget", [10**400, -1, float("nan")], ids=lambda it: str(it)[:4])
-def test_budgets_that_no_clock_reaches_are_refused(kernel, measurements, budget):
-    for call in (kernel.tune, lambda shapes, **given: kernel.Muon([Parameter(torch.ones(8, 8))]).warmup(**given)):
-        with pytest.raises(ValueError, match=f"budget must be at least 0 seconds, .* got {budget}"):
-            call([(8, 8)], budget=budget)
-    assert not list(Path(os.environ["XDG_CACHE_HOME"]).iterdir())
-
-
-@pytest.mark.gpu
-def test_a_gpu_that_is_not_here_is_refused(kernel):
-    with pytest.raises(ValueError, match="device must be a CPU or a GPU that is here"):
-        kernel.tune([(8, 8)], device=f"cuda:{torch.cuda.device_count()}")
-
-
-def test_numbers_of_numpy_are_sizes(kernel, measurements):
-    told = []
-    kernel.tune([np.array([24, 40])], dtype=BF16, device="cpu", progress=lambda *said: told.append(said))
-    assert told[0][2].startswith("24 x 40 bfloat16")
-
-
-def test_progress_is_checked_before_anything_is_measured(kernel, measurements):
-    optimizer = kernel.Muon([Parameter(torch.ones(24, 40))], ns_dtype=BF16)
-    for call in (optimizer.warmup, partial(kernel.tune, [(24, 40)], dtype=BF16, device="cpu")):
-        with pytest.raises(TypeError, match=r"progress must be a function .* got 5; .* budget="):
-            call(progress=5)
-    assert not list(Path(os.environ["XDG_CACHE_HOME"]).iterdir())
-
-
-def test_progress_may_be_an_empty_list_that_can_be_called(kernel, measurements, capsys):
-    class Log(list):
-        def __call__(self, *said):
-            self.append(said)
-
-    log = Log()
-    kernel.Muon([Parameter(torch.ones(24, 40))], ns_dtype=BF16).warmup(log)
-    assert log and not capsys.readouterr().out
 
 
 def test_a_table_whose_method_is_not_safe_is_no_candidate(kernel, monkeypatch):
@@ -166,19 +112,15 @@ def test_random_numbers_of_the_user_stay_as_they_were(kernel, measurements):
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_autocast_around_a_call_is_not_what_is_measured(kernel, tune, contests, table_clock):
-    """It does not change a step either."""
+def test_neither_autocast_nor_gradients_around_a_call_are_what_is_measured(kernel, tune, contests, table_clock):
+    """They do not change a step either."""
     seen = []
-    contests.update(dict.fromkeys(TABLES, lambda: seen.append(torch.is_autocast_enabled("cpu"))))
+    contests.update(
+        dict.fromkeys(TABLES, lambda: seen.append((torch.is_autocast_enabled("cpu"), torch.is_grad_enabled())))
+    )
     with torch.autocast("cpu", dtype=BF16):
         run(tune.Tuner(60.0, table_clock(EVEN)), tune, tasks(kernel, (24, 40)))
-    assert seen == [False] * 3
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_device_that_is_not_here_is_refused(kernel):
-    with pytest.raises(ValueError, match="device must be a CPU or a GPU that is here"):
-        kernel.tune([(8, 8)], device="cuda")
+    assert seen == [(False, False)] * 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
@@ -217,14 +159,6 @@ def test_a_step_measures_nothing(kernel, tune, measurements, monkeypatch):
     optimizer = kernel.Muon([("w", p)], ns_dtype=BF16)
     p.grad = torch.ones_like(p)
     optimizer.step()
-
-
-@pytest.mark.parametrize("wrong", [{"progress": 5}, {"device": "nope"}, {"device": "mps"}], ids=str)
-def test_tune_refuses_arguments_before_it_measures(kernel, measurements, wrong):
-    before = measurements.changed()
-    with pytest.raises((TypeError, ValueError), match=r"(progress|device) must be"):
-        kernel.tune([(24, 40)], **{"device": "cpu", **wrong})
-    assert measurements.changed() == before
 
 
 def test_frozen_parameters_take_no_time_of_a_warm_up(kernel, measurements):

@@ -1,0 +1,91 @@
+"""What a contest on a GPU proves and times, and what becomes of its times; launches are stand-ins on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.tuning.test_gpu_contest import CPU, SIZE, measure, names
+
+
+def task_of(kernel, name="symmetric_gemm", size=SIZE, device=CPU, count=2, dtype="float16"):
+    need = kernel.kernels.measurement_file.Need(name, dtype, *size)
+    return kernel.tuning.contest.Task(need, device, count)
+
+
+@pytest.mark.parametrize("gain, stays", [(None, False), (0.99, False), (1.0, True), (1.5, True)])
+@pytest.mark.parametrize("name, choice", [("symmetric_gemm", "symmetric_choice"), ("small_polar", "small_choice")])
+def test_what_is_launched_today_keeps_its_place_in_a_tie(kernel, gpu, monkeypatch, name, choice, gain, stays):
+    """By a measurement that ships, or by the model."""
+    contests = kernel.tuning.gpu_contest
+    monkeypatch.setattr(contests, choice, lambda *_: kernel.kernels.gains.Gain(gain, "shipped"))
+    contest = contests.gpu_contest(task_of(kernel, name))
+    torchs, first, *_ = contest.candidates
+    assert (torchs, contest.before) == ("torch", first if stays else "torch")
+
+
+def test_who_stays_within_the_spread_is_chosen(kernel, gpu):
+    """A gain below 1 would choose torch's product."""
+    contest, timed = kernel.tuning.gpu_contest.gpu_contest(task_of(kernel)), kernel.tuning.race.Timed
+    first = names(kernel)[0]
+    times = {first: timed(1.02, 0.02), "torch": timed(1.0, 0.02)}
+    gains = {winner: contest.entry(winner, times)["gain"] for winner in times}
+    assert gains == {first: 1.0, "torch": pytest.approx(1 / 1.02)}
+
+
+def test_ours_is_chosen_where_torchs_product_fails(kernel, gpu, monkeypatch):
+    def failing(*_, **__):
+        raise ValueError("not implemented")
+
+    contest = kernel.tuning.gpu_contest
+    monkeypatch.setattr(contest, "BATCHED", contest.BATCHED._replace(gram=failing))
+    last = names(kernel)[-1]
+    finding = measure(kernel, {last: 0.5})
+    assert finding.entry["gain"] == 1.0 and f"symmetric_gemm {last};" in finding.summary
+    assert "torch is left out: ValueError: not implemented" in finding.summary
+
+
+def test_what_a_launch_leaves_unwritten_is_no_number(kernel, gpu, monkeypatch):
+    """Else it might still hold what another launch has written there. And the races' rows have a norm of about 1."""
+    module, unwritten, norms = kernel.kernels.symmetric_gemm, [], []
+    launch = module.launch_symmetric_gemm
+
+    def noted(A, B, D, C, scalars, config):
+        unwritten.append(bool(C.isnan().all()))
+        norms.append(A.float().norm(dim=2).mean().item())
+        launch(A, B, D, C, scalars, config)
+
+    monkeypatch.setattr(module, "launch_symmetric_gemm", noted)
+    candidate = kernel.tuning.gpu_contest.gpu_contest(task_of(kernel)).candidates[names(kernel)[0]]
+    candidate.prove()
+    assert unwritten and all(unwritten)
+    norms.clear()
+    candidate.run()
+    assert norms == [pytest.approx(1.0, abs=0.1)]
+
+
+@pytest.mark.parametrize("dtype, packed", [("float16", torch.float32), ("bfloat16", torch.bfloat16)], ids=str)
+def test_small_matrices_are_multiplied_in_one_launch_or_by_separate_products(kernel, gpu, monkeypatch, dtype, packed):
+    """Whatever a step does today. All of them, as steps pack them, in as many windows as the iteration has."""
+    contests, launched, proven = kernel.tuning.gpu_contest, [], []
+    for module in contests, kernel.iteration:
+        monkeypatch.setattr(module, "small_choice", lambda *_: kernel.kernels.gains.Gain(2.0, "shipped"))
+    monkeypatch.setattr(contests.small_polar, "launch_small_polar", lambda *given: launched.append(given))
+    monkeypatch.setattr(contests, "prove_small", lambda *given: proven.append(given))
+    task, work = task_of(kernel, "small_polar", count=3, dtype=dtype), getattr(torch, dtype)
+    torchs, ours, *_ = contests.gpu_contest(task).candidates.values()
+    directions, iteration, _ = torchs.run.args
+    assert not iteration.in_one_launch and (len(directions), directions.dtype) == (3, packed)
+    ours.run()
+    ours.prove()
+    ((G, C, steps, scaling, config),), ((_, like, size, side, lengths),) = launched, proven
+    assert G is directions and (C.shape, C.dtype) == (G.shape, work) and scaling[0] == iteration.scale
+    assert (like.dtype, size, side) == (work, SIZE, config.side)
+    assert lengths == tuple(map(len, iteration.gram_windows)) and steps == contests.steps_of(iteration.gram_windows)
+    assert torchs.count == ours.count == 3
+
+
+def test_long_matrices_of_a_chain_are_multiplied_as_they_are_packed(kernel):
+    """704 MiB hold eleven of them in float32; 60 come in six pieces."""
+    task = task_of(kernel, size=(2048, 8192), device=torch.device("cuda", 0), count=60)
+    assert kernel.tuning.gpu_contest._count(task, "symmetric_gemm") == 10
