@@ -27,14 +27,20 @@ def test_a_tree_that_no_builder_has_seen_says_nothing(build_metadata, monkeypatc
     assert build_metadata.read_metadata() == {}
 
 
-@pytest.mark.parametrize("name, counts", [("code.py", True), ("ops.so", True), ("ops.pyd", True), ("page.md", False)])
+FILES = [("code.py", True), ("folder/code.py", True), ("ops.so", True), ("ops.pyd", True), ("page.md", False)]
+
+
+@pytest.mark.parametrize("name, counts", FILES)
 def test_measurements_are_of_one_library_and_one_code(kernel, build_metadata, monkeypatch, tmp_path, name, counts):
     """On every system: Windows has libraries of another name."""
     machine = kernel.kernels.machine
     for module in (build_metadata, machine):
         monkeypatch.setattr(module, "VARIANT", tmp_path)
     digests = set()
+    (tmp_path / name).parent.mkdir(exist_ok=True)
     for content in (b"one", b"another"):
         (tmp_path / name).write_bytes(content)
         digests.add(machine.kernels_digest.__wrapped__())
-    assert len(digests) == 1 + counts
+    (tmp_path / name).rename((tmp_path / name).with_stem("renamed"))
+    digests.add(machine.kernels_digest.__wrapped__())
+    assert len(digests) == 1 + 2 * counts

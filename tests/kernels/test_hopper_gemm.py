@@ -152,3 +152,14 @@ def test_it_is_traced_without_a_gpu(kernel):
         A = torch.empty(3, 64, 32, dtype=HALF, device="cuda")
         C = kernel.kernels.hopper_gemm.hopper_product(A, A.mT)
     assert (C.shape, C.device.type) == ((3, 64, 64), "cuda")
+
+
+def test_no_more_launches_are_remembered_than_there_may_be(package, monkeypatch):
+    """Of a program whose shapes keep changing."""
+    cache, remembered = package["launch_cache"], []
+    monkeypatch.setattr(cache, "MAX_STARTS", 2)
+    with compiled.absent_gpu("sm_90", compiled.PACKAGE):
+        for m in (256, 512, 768, 1024):
+            cache.launch(square(m), square(m), None, square(m), 1.0, 0.0, 0.0)
+            remembered.append(len(cache._STARTS))
+    assert remembered == [1, 2, 1, 2] and len(package["calls"]) == 4

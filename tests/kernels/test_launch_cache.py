@@ -6,6 +6,7 @@ down what it is to start.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import ClassVar
 from unittest import mock
@@ -165,3 +166,40 @@ def test_products_elsewhere_go_the_way_of_the_op(kernel):
         fake = torch._subclasses.FakeTensorMode()
         with fake:
             assert product(torch.empty(2, 5, 7, device="cuda"), torch.empty(2, 7, 5, device="cuda")).shape == (2, 5, 5)
+
+
+class Placed:
+    """A tensor that says it is on a GPU of this number."""
+
+    def __init__(self, tensor: Tensor, number: int):
+        self.tensor, self.number = tensor, number
+
+    def __getattr__(self, name: str):
+        return getattr(self.tensor, name)
+
+    def get_device(self) -> int:
+        return self.number
+
+
+def test_each_gpu_has_a_kernel_of_its_own(kernel):
+    """What is loaded onto one cannot be started on another."""
+    X, geometry = torch.empty(1, 64, 64), kernel.kernels.launch_cache._geometry
+    first, second = ([Placed(X, number) for _ in range(3)] for number in range(2))
+    keys = [geometry(A, B, None, C) for A, B, C in (first, second, second)]
+    assert keys[0] != keys[1] == keys[2]
+
+
+@pytest.mark.parametrize("current", [0, 1])
+def test_a_product_is_launched_on_the_gpu_of_its_operands(kernel, monkeypatch, current):
+    """As its ranks have agreed, and into the tensor that is given."""
+    cache, launched, entered = kernel.kernels.launch_cache, [], []
+    monkeypatch.setattr(cache, "can_launch_on", lambda A: True)
+    monkeypatch.setattr(cache, "launch", lambda *given: launched.append((len(entered), *given)))
+    monkeypatch.setattr(Tensor, "get_device", lambda self: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or nullcontext())
+    X, out = torch.empty(2, 5, 7), torch.empty(2, 5, 5)
+    assert cache.symmetric_product(X, X.mT, None, *ABC[:2], out, ABC[2], among=(0, 3)) is out
+    assert cache.symmetric_product(X, X.mT).shape == out.shape
+    ((inside, *given), _) = launched
+    assert inside == (current != 1) and given[3] is out and given[4:] == [*ABC, (0, 3)]

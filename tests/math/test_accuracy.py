@@ -73,6 +73,15 @@ def test_the_carried_error_of_a_long_sum_is_a_few_times_the_real_one():
     assert 2.4 * real <= (a @ b).error() <= 9.6 * real
 
 
+def test_the_carried_error_of_a_sum_that_cancels_is_that_of_its_terms():
+    """Of k terms of the size 1 the root of the sum of squares is that of k, and there are k roundings."""
+    k = 64
+    signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(k // 2)[:, None]
+    a, b = (Carried.exact(x, seed=0) for x in (torch.ones(1, k, dtype=torch.float64), signs))
+    a.dtype = b.dtype = torch.float32
+    assert (a @ b).error() == pytest.approx(k * 2.0**-24)
+
+
 @pytest.fixture(params=SCHEDULES)
 def name(request):
     return request.param

@@ -87,6 +87,12 @@ def test_schedule_with_larger_values_has_a_smaller_scale(kernel):
     assert kernel.stability.folded_scale(torch.float16, 10**6, ((4.0, 0.0, 0.0),)) == 2
 
 
+@pytest.mark.kernels_ci
+def test_the_largest_value_of_a_cubic_step_may_be_in_its_interior(kernel):
+    """x (3 - 2 x²) is 1 at 1, and largest at the root of a half, where it is that of 2."""
+    assert kernel.stability.largest_value(((3.0, -2.0, 0.0),)) == pytest.approx(2**0.5)
+
+
 def test_a_maximum_that_no_value_reaches_does_not_count(kernel):
     """x (3 - x² / 4) / 2 rises up to x = 2, where it is 2; values start below 1, where it is 11 / 8."""
     assert kernel.stability.largest_value(((1.5, -0.125, 0.0),)) == 1.375

@@ -135,6 +135,7 @@ def test_two_steps_may_be_two_windows_where_the_first_step_is_one(kernel, stabil
     schedule = kernel.schedules.resolve_schedule("polar_express", 2)
     assert stability.safe_restarts(schedule, torch.bfloat16, FLOAT32) == (1,)
     assert stability.safe_restarts(schedule, torch.float16, FLOAT32) == ()
+    assert stability.safe_restarts(schedule[:1], torch.bfloat16, FLOAT32) == ()
 
 
 def test_never_safe_schedule_has_no_restarts(kernel, stability):

@@ -30,6 +30,13 @@ def test_want_of_memory_names_no_candidate_that_had_failed_before(kernel, tune, 
     assert not tune.Tuner(60.0).measure(task, 0).failed
 
 
+def test_nothing_is_kept_of_a_size_of_which_nothing_was_found(kernel, measurements):
+    """Else plans and launches that are kept would be made anew."""
+    (task,), before = tasks(kernel, (24, 40)), measurements.changed()
+    kernel.tuning.findings.store(task, None, {})
+    assert measurements.changed() == before
+
+
 def test_a_wrong_candidate_is_remembered_where_nothing_could_be_timed(
     kernel, measurements, tune, contests, table_clock
 ):

@@ -89,3 +89,19 @@ def test_long_matrices_of_a_chain_are_multiplied_as_they_are_packed(kernel):
     """704 MiB hold eleven of them in float32; 60 come in six pieces."""
     task = task_of(kernel, size=(2048, 8192), device=torch.device("cuda", 0), count=60)
     assert kernel.tuning.gpu_contest._count(task, "symmetric_gemm") == 10
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_the_compiled_product_competes_where_it_is_built(kernel, gpu, monkeypatch, built):
+    monkeypatch.setattr(kernel.tuning.candidates, "is_built", lambda: built)
+    configs = kernel.tuning.candidates.product_configs(CPU, torch.float16, 48)
+    assert {config in configs for config in kernel.kernels.tuned.COMPILED} == {built}
+
+
+def test_small_launches_that_ship_for_another_number_of_padded_rows_do_not_compete(kernel, gpu, monkeypatch):
+    candidates, tuned = kernel.tuning.candidates, kernel.kernels.tuned
+    shipped = [tuned.SmallConfig(side, 16, 16, 4, 3, 0) for side in (32, 64, 128)]
+    monkeypatch.setattr(candidates, "_shipped", lambda *_: shipped)
+    safe, second, *others = candidates.small_configs(CPU, torch.float16, 48)
+    assert safe == tuned.safe_small_config(tuned.Target("cuda", 90), torch.float16, 48) and second == shipped[1]
+    assert {config.side for config in others} == {64}

@@ -206,3 +206,15 @@ def test_no_product_in_float32_errs_by_more_than_is_allowed(kernel, k, alpha):
     assert ((found.double() - exact).abs() <= allowed).all()
     sizes = abs(alpha) * (A.double().abs() @ B.double().abs()) + abs(beta) * D.double().abs()
     assert (allowed <= (k + 4.01) * 2.0**-24 * sizes).all()
+
+
+def test_the_rounding_of_a_result_is_that_of_its_dtype(kernel):
+    """Also where the sum cancels, whose roundings do not, and where numbers have fewer digits because they are tiny."""
+    roundings, unit = kernel.tuning.roundings, kernel.kernels.formats.unit_roundoff
+    A, B = torch.ones(1, 2).bfloat16(), torch.tensor([[1.0], [-1.0]]).bfloat16()
+    _, summing = roundings.product(A, B, 1.0, dtype=torch.float64)
+    for given, dtype in ((None, torch.bfloat16), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32)):
+        _, allowed = roundings.product(A, B, 1.0, dtype=given)
+        assert allowed.item() == pytest.approx(summing.item() * (1 + unit(dtype)), rel=1e-9)
+    tiny = torch.tensor([0.0, 2.0**-20], dtype=torch.float64)
+    assert roundings.rounding_error(tiny, torch.float16).tolist() == [2.0**-25] * 2

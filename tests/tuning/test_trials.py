@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
 import time
 import warnings
 from pathlib import Path
@@ -89,6 +90,28 @@ def test_explain_says_what_is_left_out_and_why(kernel, measurements, need):
     notes = {dtype: kernel.Muon([matrix], ns_dtype=dtype).explain().notes for dtype in ("float32", "bfloat16")}
     line = "left out, since they failed on this machine: NATIVE, NATIVE_GRAM of cpu_products in bfloat16 (wrong)"
     assert line in notes["bfloat16"] and not any("left out" in note for note in notes["float32"])
+
+
+def test_a_mark_of_another_machine_is_left_to_it(kernel, measurements, need, monkeypatch):
+    """Machines may share a folder: there the number may be that of no process here."""
+    mark = kernel.kernels.trials._mark(kernel.kernels.machine.key_of(CPU), need, "NATIVE")
+    mark.write_text(json.dumps({**json.loads(mark.read_text()), "since": "before", "overdue": True}))
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("platform.node", lambda: "another")
+        assert not failures(kernel, measurements) and marks()
+    assert "NATIVE" in failures(kernel, measurements)
+
+
+@pytest.mark.skipif(not Path("/proc/uptime").exists(), reason="only Linux says it")
+def test_a_process_is_known_by_when_it_began(kernel, tmp_path):
+    """Its name may be anything. The first process of a container began before this one."""
+    trials, script = kernel.kernels.trials, tmp_path / "a) b 1 2"
+    script.write_text("#!/bin/sh\nread line\n")
+    script.chmod(0o755)
+    booted = time.time() - float(Path("/proc/uptime").read_text().split()[0])
+    with subprocess.Popen([script], stdin=subprocess.PIPE) as process:
+        began = [booted + int(trials._start_of(each)) / os.sysconf("SC_CLK_TCK") for each in (os.getpid(), process.pid)]
+    assert abs(time.time() - began[1]) < 60 and booted - 1 < trials._start_of_this_container() <= began[0] + 1
 
 
 @pytest.mark.skipif(not Path("/proc/self/ns/pid").exists(), reason="containers number processes on Linux only")
