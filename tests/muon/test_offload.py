@@ -149,7 +149,10 @@ def test_host_zeros_have_the_layout_of_the_tensor(offload, device, layout):
 
 
 def test_each_direction_has_a_stream_of_its_own(offload, monkeypatch):
-    """On one stream a bus that carries both directions at once would carry one after the other."""
+    """On one stream a bus that carries both directions at once would carry one after the other.
+
+    The host goes on while contiguous tensors are copied; of others torch makes a copy first.
+    """
     current, copies = Queue(), []
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: current)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: Queue())
@@ -157,12 +160,16 @@ def test_each_direction_has_a_stream_of_its_own(offload, monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", lambda queue: Noted(queue, copies))
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, queue: None, raising=False)
     with FakeTensorMode(), Unguarded():
-        host = offload.HostChunks([[torch.empty(8, 8)] for _ in range(5)], torch.device("cuda"))
+        host = offload.HostChunks([[torch.empty(8, 8), torch.empty(8, 8).mT] for _ in range(5)], torch.device("cuda"))
         for k in range(5):
             with host.borrowed(k):
                 pass
-    queues = {kind: {queue for queue, to in copies if to == kind} for kind in ("cuda", "cpu")}
-    assert len(copies) == 10 and all(len(used) == 1 for used in queues.values())
+    queues = {kind: {queue for queue, to, _ in copies if to == kind} for kind in ("cuda", "cpu")}
+    assert (
+        len(copies) == 20
+        and [overlaps for *_, overlaps in copies] == [True, False] * 10
+        and all(len(used) == 1 for used in queues.values())
+    )
     assert len({current}.union(*queues.values())) == 3
 
 
@@ -222,6 +229,20 @@ def test_work_of_a_failed_step_is_done_before_its_slot_is_filled_again(offload, 
     run(incoming, current, outgoing)
     update_([expected], 0)
     assert torch.equal(momentum, expected)
+
+
+def test_copies_in_both_directions_are_waited_for_after_an_error(offload, monkeypatch):
+    """Before anybody reads or changes what is in host memory."""
+    queues, waited = (Queue(), Queue()), []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: Queue())
+    monkeypatch.setattr(torch.cuda, "stream", Deferred)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(Queue, "synchronize", lambda queue: waited.append(queue), raising=False)
+    host = offload.HostChunks([[torch.zeros(4)]], torch.device("cpu"))
+    host._streams = offload._Streams(*queues)
+    with pytest.raises(MemoryError), host.borrowed(0):
+        raise MemoryError
+    assert waited == [*queues]
 
 
 def test_an_interrupted_chunk_can_be_borrowed_again(offload):

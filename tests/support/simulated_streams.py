@@ -35,7 +35,10 @@ class Queue:
 
 
 class Noted(TorchFunctionMode):
-    """Notes into a list the queue that a copy is made in, and the kind of device that it goes to; makes no copy."""
+    """Notes into a list the queue that a copy is made in, the kind of device that it goes to, and if the host goes on.
+
+    It makes no copy.
+    """
 
     def __init__(self, queue, copies):
         super().__init__()
@@ -44,7 +47,7 @@ class Noted(TorchFunctionMode):
     def __torch_function__(self, function, types, arguments=(), options=None):
         if function is not torch.Tensor.copy_:
             return function(*arguments, **(options or {}))
-        self.copies.append((self.queue, arguments[0].device.type))
+        self.copies.append((self.queue, arguments[0].device.type, options["non_blocking"]))
 
 
 class Event:

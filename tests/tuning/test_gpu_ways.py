@@ -64,8 +64,13 @@ def test_what_a_launch_leaves_unwritten_is_no_number(kernel, gpu, monkeypatch):
     assert norms == [pytest.approx(1.0, abs=0.1)]
 
 
-@pytest.mark.parametrize("dtype, packed", [("float16", torch.float32), ("bfloat16", torch.bfloat16)], ids=str)
-def test_small_matrices_are_multiplied_in_one_launch_or_by_separate_products(kernel, gpu, monkeypatch, dtype, packed):
+SMALL = ("float16", torch.float32, (2, 3)), ("bfloat16", torch.bfloat16, (1, 1, 1, 1, 1))
+
+
+@pytest.mark.parametrize("dtype, packed, windows", SMALL, ids=str)
+def test_small_matrices_are_multiplied_in_one_launch_or_by_separate_products(
+    kernel, gpu, monkeypatch, dtype, packed, windows
+):
     """Whatever a step does today. All of them, as steps pack them, in as many windows as the iteration has."""
     contests, launched, proven = kernel.tuning.gpu_contest, [], []
     for module in contests, kernel.iteration:
@@ -81,7 +86,7 @@ def test_small_matrices_are_multiplied_in_one_launch_or_by_separate_products(ker
     ((G, C, steps, scaling, config),), ((_, like, size, side, lengths),) = launched, proven
     assert G is directions and (C.shape, C.dtype) == (G.shape, work) and scaling[0] == iteration.scale
     assert (like.dtype, size, side) == (work, SIZE, config.side)
-    assert lengths == tuple(map(len, iteration.gram_windows)) and steps == contests.steps_of(iteration.gram_windows)
+    assert lengths == windows and steps == contests.steps_of(iteration.gram_windows)
     assert torchs.count == ours.count == 3
 
 

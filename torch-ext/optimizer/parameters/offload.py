@@ -24,7 +24,7 @@ SLOTS = 3
 
 def host_zeros_like(tensor: Tensor, dtype: Optional[torch.dtype] = None) -> Tensor:
     """Return zeros in host memory with the shape and strides of `tensor`, pinned if it is on a GPU."""
-    return torch.zeros_like(tensor, dtype=dtype, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
+    return torch.zeros_like(tensor, dtype=dtype, device="cpu", pin_memory=tensor.is_cuda)
 
 
 class HostChunks:
