@@ -24,6 +24,22 @@ def test_only_what_was_agreed_counts_among_ranks(kernel, measurements):
     assert known(measurements, file, key, 8, 16) == ("NATIVE", "measured by rank 3")
 
 
+def test_all_sizes_of_a_kernel_and_dtype_are_those_of_this_machine_or_of_its_ranks(kernel, measurements):
+    """Of which this machine may have measured none."""
+    file, key = kernel.kernels.measurement_file, kernel.kernels.machine.key_of(torch.device("cpu"))
+    needs = [
+        file.Need(kernel, dtype, 8, 16) for kernel, dtype in ((KERNEL, DTYPE), (KERNEL, "float32"), ("other", DTYPE))
+    ]
+    for need in needs:
+        measurements.keep(key, file.Table({need: entry(8, 16)}, {}))
+    measurements.agree(key, needs[0]._replace(m=16), entry(16, 16, "NATIVE"), 3, (0, 3))
+    of_ranks = [(entry(16, 16, "NATIVE"), "measured by rank 3")]
+    asked = {among: measurements.sizes_here(key, KERNEL, DTYPE, among) for among in (None, (0, 3), (0, 1))}
+    assert asked == {None: [(entry(8, 16), "measured here")], (0, 3): of_ranks, (0, 1): []}
+    measurements.work_among_ranks(True)
+    assert measurements.sizes_here(key, KERNEL, DTYPE) == of_ranks
+
+
 def test_several_sets_of_ranks_may_agree_on_one_entry(kernel, measurements):
     """A rank of two meshes; each new agreement may change choices, the same one again changes none."""
     file, key = kernel.kernels.measurement_file, kernel.kernels.machine.key_of(torch.device("cpu"))
@@ -48,6 +64,9 @@ def test_whatever_changes_choices_is_counted(kernel, measurements):
         counts.append(measurements.changed())
         change()
         assert measurements.changed() > counts[-1]
+    count = measurements.changed()
+    measurements.work_among_ranks(False)  # as before
+    assert measurements.changed() == count
 
 
 def test_what_was_agreed_holds_for_any_threads_until_it_fails(kernel, measurements):

@@ -189,6 +189,10 @@ def test_the_cache_folder_is_that_of_the_convention(file, monkeypatch, tmp_path)
         assert file.cache_folder() == expected / "optimizer"
 
 
+def test_a_file_lies_in_the_folder_whatever_a_device_is_called(file, key):
+    assert file.file_of(key._replace(device="AMD Instinct MI250X / MI250")).parent == file.cache_folder()
+
+
 def test_nothing_is_read_at_import(kernel, tmp_path):
     variants = str(Path(kernel.__file__).parents[1])
     program = (

@@ -54,6 +54,12 @@ def test_both_ratios_count_and_not_their_sum(measurements):
     assert measurements.nearest_of(entries, 64, 64) == "long"
 
 
+def test_what_was_measured_here_counts_for_its_own_size_before_what_ships(measurements):
+    here, shipped = [(64, 64, "first"), (64, 512, "second")], [(64, 512, "shipped"), (512, 512, "large")]
+    found = [measurements.exact_or_nearest(here, shipped, 64, k) for k in (64, 512, 500)]
+    assert found == ["first", "second", "shipped"] and measurements.exact_or_nearest(here, [], 64, 500) is None
+
+
 def test_unmeasured_device_or_dtype_has_no_entry(tuned, entries):
     assert tuned.nearest("another GPU", torch.bfloat16, 256, 256) is None
     assert tuned.nearest("a GPU", torch.float16, 256, 256) is None
@@ -88,7 +94,7 @@ def test_a_gpu_without_a_file_takes_its_likes(measurements, monkeypatch, tmp_pat
     for name, count in (("NVIDIA H200", 132), ("NVIDIA H201", 140), ("NVIDIA Half", 80)):
         content = {"device": name, "capability": 90, "multiprocessors": count, "symmetric_gemm": {}}
         (tmp_path / f"{name.replace(' ', '_')}.json").write_text(json.dumps(content))
-    (tmp_path / "Old_Format.json").write_text(json.dumps({"device": "Old Format"}))
+    (tmp_path / "Old_Format.json").write_text(json.dumps({"device": "Old Format", "capability": 90}))
     monkeypatch.setattr(measurements, "_CONFIGS", tmp_path)
     monkeypatch.setattr(measurements, "multiprocessors", lambda name: here)
     assert measurements.shipped.__wrapped__("NVIDIA H100 80GB HBM3")[0] == expected

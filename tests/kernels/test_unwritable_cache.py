@@ -44,19 +44,22 @@ def test_a_folder_that_cannot_be_searched_is_a_warning(kernel, monkeypatch):
     assert not failed
 
 
-def test_an_interrupt_after_the_file_was_renamed_is_not_swallowed(kernel, monkeypatch, tmp_path):
+@pytest.mark.parametrize("when, left", [("before", []), ("after", [".json"])])
+def test_an_interrupt_when_the_file_is_renamed_is_not_swallowed(kernel, monkeypatch, tmp_path, when, left):
+    """Nor does it leave a file that is half written."""
     file, key = kernel.kernels.measurement_file, kernel.kernels.machine.key_of(torch.device("cpu"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     replace = os.replace
 
     def interrupted(*names):
-        replace(*names)
+        if when == "after":
+            replace(*names)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         file.add(key, file.empty())
-    assert [path.suffix for path in (tmp_path / "optimizer").iterdir()] == [".json"]
+    assert [path.suffix for path in (tmp_path / "optimizer").iterdir()] == left
 
 
 def test_a_full_disk_keeps_no_empty_marks(kernel, monkeypatch, tmp_path):

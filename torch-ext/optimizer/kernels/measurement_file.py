@@ -125,7 +125,7 @@ def add(key: Key, table: Table) -> Optional[str]:
         return "there is no home folder"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        if not os.access(file.parent, os.W_OK | os.X_OK):  # checked first: with an old lock in it, `_alone` would wait
+        if not os.access(file.parent, os.W_OK):  # checked first: with an old lock in it, `_alone` would wait
             return f"{file.parent} cannot be written"
         with _alone(file.with_suffix(".lock")):
             try:
