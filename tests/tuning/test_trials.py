@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -80,6 +81,7 @@ def test_a_process_that_was_ended_once_convicts_nobody(kernel, measurements, nee
     for expected in (set(), {"NATIVE"}):
         mark.write_text(json.dumps(content))
         assert failures(kernel, measurements).keys() == expected
+    assert {path.suffix for path in mark.parent.iterdir()} == {".json", ".once"}  # no mark in any form
 
 
 def test_explain_says_what_is_left_out_and_why(kernel, measurements, need):
@@ -103,15 +105,47 @@ def test_a_mark_of_another_machine_is_left_to_it(kernel, measurements, need, mon
 
 
 @pytest.mark.skipif(not Path("/proc/uptime").exists(), reason="only Linux says it")
-def test_a_process_is_known_by_when_it_began(kernel, tmp_path):
-    """Its name may be anything. The first process of a container began before this one."""
+def test_a_process_is_known_by_when_it_began(kernel, tmp_path, monkeypatch):
+    """Its name may be anything. That of a container is when its first process began."""
     trials, script = kernel.kernels.trials, tmp_path / "a) b 1 2"
     script.write_text("#!/bin/sh\nread line\n")
     script.chmod(0o755)
     booted = time.time() - float(Path("/proc/uptime").read_text().split()[0])
     with subprocess.Popen([script], stdin=subprocess.PIPE) as process:
         began = [booted + int(trials._start_of(each)) / os.sysconf("SC_CLK_TCK") for each in (os.getpid(), process.pid)]
-    assert abs(time.time() - began[1]) < 60 and booted - 1 < trials._start_of_this_container() <= began[0] + 1
+    assert began[0] - 1 <= began[1] and abs(time.time() - began[1]) < 60
+    monkeypatch.setattr(trials, "_start_of", lambda process: str(1000 * os.sysconf("SC_CLK_TCK")))
+    assert abs(booted + 1000 - trials._start_of_this_container()) < 60
+
+
+def test_marks_of_threads_and_of_candidates_in_other_dtypes_are_told_apart(kernel, measurements, need):
+    trials, key = kernel.kernels.trials, kernel.kernels.machine.key_of(CPU)
+    made = [trials._mark(key, need, "NATIVE")]
+    thread = threading.Thread(target=lambda: made.append(trials._mark(key, need, "NATIVE")))
+    thread.start()
+    thread.join()
+    whats = [(need.kernel, dtype, "NATIVE") for dtype in ("bfloat16", "float32")]
+    firsts = {trials._first_mark(kernel.kernels.measurement_file.file_of(key), what) for what in whats}
+    assert len({*made}) == len(marks()) == len(firsts) == 2
+
+
+def test_a_process_of_another_user_is_taken_to_run(kernel, measurements, need, monkeypatch):
+    mark = kernel.kernels.trials._mark(kernel.kernels.machine.key_of(CPU), need, "NATIVE")
+    mark.write_text(json.dumps({**json.loads(mark.read_text()), "since": "before", "overdue": True}))
+
+    def refused(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", refused)
+    assert not failures(kernel, measurements) and marks()
+
+
+def test_a_pipe_in_the_place_of_a_mark_is_not_waited_for(kernel, measurements, need):
+    trials, key = kernel.kernels.trials, kernel.kernels.machine.key_of(CPU)
+    mark = trials._mark(key, need, "NATIVE")
+    mark.unlink()
+    os.mkfifo(mark)
+    assert trials._mark(key, need, "NATIVE") is None
 
 
 @pytest.mark.skipif(not Path("/proc/self/ns/pid").exists(), reason="containers number processes on Linux only")
