@@ -31,13 +31,10 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("place")
 
 # The third matrix is as far away as FAR's second, by strides that fit into 31 bits.
-PLACES = FAR | {"third": ((3, 5, 5), (2**30, 5, 1))}
+SQUARES, PLACES = ("scratch", "chip"), FAR | {"third": ((3, 5, 5), (2**30, 5, 1))}
 # In each run squares are in both places, and directions are float32 alone or packed in half precision, too.
-IN_EACH_RUN = ("scratch", torch.float32), ("chip", torch.float16)
-EACH = [
-    pytest.param(*pair, marks=pytest.mark.every_run if pair in IN_EACH_RUN else ())
-    for pair in itertools.product(("scratch", "chip"), DTYPES)
-]
+IN_EACH_RUN, PAIRS = [("scratch", torch.float32), ("chip", torch.float16)], itertools.product(SQUARES, DTYPES)
+EACH = [pytest.param(*pair, marks=[pytest.mark.every_run] * (pair in IN_EACH_RUN)) for pair in PAIRS]
 LENGTHS, JORDAN = [(3,), (1, 1, 1), (1, 2), (2, 1)], (3.4445, -4.775, 2.0315)
 
 
@@ -51,7 +48,7 @@ def tuned(kernel):
     return kernel.kernels.tuned
 
 
-@pytest.fixture(params=["scratch", "chip"])
+@pytest.fixture(params=SQUARES)
 def safe(request, place, tuned) -> Callable[..., tuple]:
     """The configuration of a dtype and a number of rows, with squares in scratch memory, or on the chip if one has."""
 
@@ -238,8 +235,8 @@ def test_no_matrices_rows_or_columns_are_no_work(polar, shape):
 def test_padding_does_not_grow_with_the_steps(module, safe):
     """The product of these steps is more than float16 holds where a singular value is zero, as it is of padded rows."""
     G, steps = matrices(1, 1, 7), steps_of([10 * [JORDAN], [JORDAN]])
-    C, config = torch.empty_like(G), safe(torch.float16, 1)
-    module.launch_small_polar(G, C, steps, (1.0, 0.0, torch.float16), config)
+    C = torch.empty_like(G)
+    module.launch_small_polar(G, C, steps, (1.0, 0.0, torch.float16), safe(torch.float16, 1))
     assert C.isfinite().all()
 
 
@@ -251,13 +248,11 @@ def test_more_rows_than_columns_are_a_matrix_too(polar):
 
 def test_each_step_has_its_own_coefficients(module, safe):
     """The first steps of a schedule and the others, one after the other, are the whole of it."""
-    G = matrices(1, 17, 40)
-    steps, config = steps_of(in_windows(SCHEDULE, (1, 1, 1), 1.0)), safe(torch.float32, 17)
+    G, steps = matrices(1, 17, 40), steps_of(in_windows(SCHEDULE, (1, 1, 1), 1.0))
     given, results = G / torch.linalg.matrix_norm(G).item(), []
     for part in itertools.accumulate([steps[:4], steps[4:8], steps[8:]]):
-        C = torch.empty_like(G)
-        module.launch_small_polar(G, C, part, (1.0, 0.0, torch.float32), config)
-        results.append(C)
+        results.append(torch.empty_like(G))
+        module.launch_small_polar(G, results[-1], part, (1.0, 0.0, torch.float32), safe(torch.float32, 17))
     for C, (a, b, c) in zip(results, SCHEDULE):
         A = given @ given.mT
         given = a * given + (b * A + c * A @ A) @ given

@@ -84,16 +84,6 @@ def test_a_process_that_was_ended_once_convicts_nobody(kernel, measurements, nee
     assert {path.suffix for path in mark.parent.iterdir()} == {".json", ".once"}  # no mark in any form
 
 
-def test_explain_says_what_is_left_out_and_why(kernel, measurements, need):
-    """Of the dtypes that the plan multiplies in."""
-    table = measurements.Table({}, {("cpu_products", "bfloat16"): {"NATIVE": "wrong", "NATIVE_GRAM": "wrong"}})
-    measurements.keep(kernel.kernels.machine.key_of(CPU), table)
-    matrix = torch.nn.Parameter(torch.zeros(24, 40))
-    notes = {dtype: kernel.Muon([matrix], ns_dtype=dtype).explain().notes for dtype in ("float32", "bfloat16")}
-    line = "left out, since they failed on this machine: NATIVE, NATIVE_GRAM of cpu_products in bfloat16 (wrong)"
-    assert line in notes["bfloat16"] and not any("left out" in note for note in notes["float32"])
-
-
 def test_a_mark_of_another_machine_is_left_to_it(kernel, measurements, need, monkeypatch):
     """Machines may share a folder: there the number may be that of no process here."""
     mark = kernel.kernels.trials._mark(kernel.kernels.machine.key_of(CPU), need, "NATIVE")

@@ -88,7 +88,8 @@ where no compiled one fits. Its products are torch's, and its passes before and 
 `python -m tools.pages.platforms` makes this page. It asks the loader, kernels {version}, for each platform with each
 torch from {oldest} to {newest}. A row says what is loaded there, not that anybody has run it. Unless a page says
 otherwise, speeds and losses in this repository are of the compiled variants, for CPUs on x86-64 or for CUDA on an H200.
-[processors.md](processors.md) has emulated processors. Tests train with the portable variants on CPUs of x86-64.
+[processors.md](processors.md) has emulated processors. Tests train with the portable variants on CPUs of x86-64. On
+CPUs of aarch64 torch multiplies, unless `warmup()` has found compiled products faster.
 """
 
 NVIDIA = """\
