@@ -25,8 +25,7 @@ from tools.pages.generated import newest, write_or_check
 from tools.pages.markdown import fill, table
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs/platforms.md"
-README = ROOT / "README.md"
+PAGE, README = ROOT / "docs/platforms.md", ROOT / "README.md"
 
 # Versions of torch that are resolved; within one of these the answer has to be the same.
 NEW, OLD = ("2.11", "2.12", "2.13", "2.14", "2.15"), ("2.10",)

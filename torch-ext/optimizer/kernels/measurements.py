@@ -237,7 +237,11 @@ def _table(key: Key) -> Table:
         hung = left_behind(key)
         if hung.failed:
             keep(key, hung)
-            for (kernel, dtype), whys in hung.failed.items():
-                for candidate, why in whys.items():
-                    warn_user(f"{kernel} {candidate} in {dtype} is left out from now on: {why}", RuntimeWarning)
+            _warn_of(hung)
     return _STATE.tables[key]
+
+
+def _warn_of(hung: Table) -> None:
+    for (kernel, dtype), whys in hung.failed.items():
+        for candidate, why in whys.items():
+            warn_user(f"{kernel} {candidate} in {dtype} is left out from now on: {why}", RuntimeWarning)
