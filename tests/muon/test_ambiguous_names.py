@@ -16,6 +16,7 @@ AMBIGUOUS = [
     "logits_dense",
 ]
 OUTSIDE_OF_BLOCKS = ["{}", "model.{}", "model.decoder.{}", "cls.predictions.{}", "task_heads.0.{}"]
+OUTSIDE_OF_BLOCKS += ["1.{}", "model.1.{}", "models.0.{}", "ensemble.1.{}", "q_networks.0.{}"]
 BLOCKS = ["blocks.1.attn.{}", "h.3.{}", "model.layers.0.attention.{}", "layers.0.mixer.{}", "encoder.self_attn.{}"]
 BLOCKS += ["blocks.0.attn.heads.1.{}", "encoder.attention.heads.1.{}"]
 
@@ -69,6 +70,7 @@ ROUTERS = {
     "encoder.layers.0.moe_layer.gate.wg.weight": (32, 64),  # fairseq
     "layers.0.moe.router.weight": (32, 32),
     "action_expert.layers.3.mlp.gate.weight": (8, 64),  # of a whole network that is called an expert
+    "layers.0.mixture_of_expert.gate.weight": (8, 1024),
     "blocks.0.moe.gate.weight": (32, 64),
     "blocks.0.moe.gating.weight": (32, 64),
 }

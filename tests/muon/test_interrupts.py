@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -78,6 +80,33 @@ def test_a_handler_of_the_users_is_called_at_once(kernel, device, interrupted):
     finally:
         signal.signal(signal.SIGINT, previous)
     assert seen == [True]
+
+
+def test_ctrl_c_in_a_load_comes_when_its_copies_are_made(kernel, device, monkeypatch):
+    """Else the state would be that of the file, which steps would change."""
+    optimizer, params = optimizer_of(kernel, device)
+    set_gradients(params, 1)
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    kept = copy.deepcopy(saved)
+    monkeypatch.setattr(optimizer._agreement, "forget", lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.load_state_dict(saved)
+    set_gradients(params, 2)
+    optimizer.step()
+    for i, state in kept["state"].items():
+        assert all(torch.equal(value, saved["state"][i][key]) for key, value in state.items())
+
+
+def test_a_thread_that_python_takes_for_the_main_one_leaves_signals_alone(kernel, device, monkeypatch):
+    """As where `threading` is first imported in another thread."""
+    optimizer, params = optimizer_of(kernel, device)
+    set_gradients(params, 1)
+    before = [p.clone() for p in params]
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(threading, "main_thread", threading.current_thread)
+        pool.submit(optimizer.step).result()
+    assert not any(map(torch.equal, params, before))
 
 
 def test_a_step_in_another_thread_leaves_signals_alone(kernel, device):

@@ -53,6 +53,18 @@ def test_a_gate_beside_a_layer_of_its_sizes_is_hidden(kernel):
     }
 
 
+def test_what_is_called_router_is_one_whatever_is_beside_it(kernel):
+    """As beside the noise of its logits, or beside a second router."""
+    for layers in ({"router": linear(8, 64), "noise": linear(8, 64)}, {"router": gated(64, 8)}):
+        found = reasons(kernel, Model(**layers, up=linear(32, 64)))
+        assert {reason.split(":")[0] for name, reason in found.items() if name.startswith("router")} == {"router"}
+
+
+def test_a_gated_layer_beside_a_single_expert_has_no_router(kernel):
+    layers = dict(gate=linear(128, 64), up=linear(128, 64), down=linear(64, 128), shared_expert=gated(64, 32))
+    assert set(reasons(kernel, Model(**layers)).values()) == {"matrix"}
+
+
 def test_hidden_layers_of_blocks_with_names_of_heads_do_not_hide_the_head(kernel):
     """It is told by its name, or guessed, as it would be without them."""
     blocks = nn.ModuleList([Model(attn=Model(output_projection=linear(64, 64))) for _ in range(2)])

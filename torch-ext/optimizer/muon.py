@@ -50,6 +50,7 @@ from .step.finish import UpdateNorms
 from .step.first_steps import FirstSteps
 from .step.gradients import Gradients, check_gradients, layouts_of, redistribute_
 from .step.graphs import UpdateGraphs
+from .step.interrupts import interrupted_at_the_end
 from .step.master_weights import load_master_weights, master_weights
 from .step.metrics import gradient_norms, update_metrics
 from .step.planned import Planned
@@ -547,7 +548,7 @@ class Muon(Optimizer):
         # Under inference mode no step could change the copies. Elsewhere hooks of users keep the caller's mode.
         inference = torch.is_inference_mode_enabled()
         try:
-            with torch.inference_mode(False) if inference else nullcontext():
+            with torch.inference_mode(False) if inference else nullcontext(), interrupted_at_the_end():
                 super().load_state_dict(state_dict)
         finally:
             for hook in hooks:

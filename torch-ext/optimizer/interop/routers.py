@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import List, NamedTuple
 
 from torch import nn
 
 from ..parameters.roles import ROUTERS, role_by_name
 from .heads import layer_inside
+
+_EXPERTS = re.compile(r"experts|expert_?\d")
 
 
 class Shown(NamedTuple):
@@ -21,17 +24,17 @@ def shown_by_modules(model: nn.Module) -> Shown:
     """Return the layers of `model` of which the modules beside them, or their classes, show what they are.
 
     A `gate` beside experts is a router, whatever its shape. Without experts, and beside a linear layer of its sizes, it
-    is the gate of a gated layer. A linear layer is no norm.
+    is the gate of a gated layer, unless its name or that of a module around it is `router`. A linear layer is no norm.
     """
     shown = Shown([], [])
-    for parent in model.modules():
-        children = list(parent.named_children())
+    for path, parent in model.named_modules():
+        children, in_router = list(parent.named_children()), "router" in path.lower().split(".")
         held = (*children, *parent.named_parameters(recurse=False))
-        has_experts = any("expert" in name.lower() for name, _ in held)
+        has_experts = any(_EXPERTS.search(name.lower()) for name, _ in held)
         for name, child in children:
             if name.lower() in ROUTERS and has_experts:
                 shown.routers.append(child)
-            elif name.lower() in ROUTERS and _has_partner(child, parent):
+            elif name.lower() in ROUTERS - {"router"} and not in_router and _has_partner(child, parent):
                 shown.hidden.append(child)
             elif isinstance(layer_inside(child), nn.Linear) and _is_called_norm(name):
                 shown.hidden.append(child)

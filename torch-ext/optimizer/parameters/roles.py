@@ -68,7 +68,9 @@ _SCORES = re.compile(
     r"^(cls|class)_(scores?|logits|predictor|embed|labels_classifier)$|_score_head$|^(lm|audio)_heads$|^heads_dist$"
 )
 _LOGITS = re.compile(r"(?<!pre)_logits$|^logits_")
-_HEAD_LIST, _ATTENTION = re.compile(r"heads?$"), re.compile(r"att(n|ention)$")
+_ATTENTION = re.compile(r"att(n|ention)$")
+# What is before a number that does not count a block: nothing, a list of heads, or one of whole networks.
+_NO_BLOCKS = re.compile(r"^$|heads?$|^(model|net|network|ensemble|member|critic|actor|q_net|q_network)s?$|^backbone$")
 # Weights of torch.nn's recurrent layers, whose `decoder` is hidden.
 _RECURRENT = re.compile(r"weight_(ih|hh|hr)(_l\d|$)")
 # Names of parts of the whole network, and of layers at its top level.
@@ -84,7 +86,9 @@ _FACTOR = re.compile(r"\.lora[_.]?(?:a|b|down|up)(?:\.[^.]+)?(?:\.weight)?$")
 # Names of routers of experts. Gated layers such as SwiGLU have a `gate`, too.
 ROUTERS = {"router", "gate", "gating", "wg"}
 # What is inside one of several experts, or inside a single one, which may also be a network with numbered blocks.
-_IN_AN_EXPERT = re.compile(r"(^|\.)(\w*experts\.\d+\.|((\w+_)?expert(_?\d+)?|shared_experts)(\.(?!\d)\w+)+$)")
+_IN_AN_EXPERT = re.compile(
+    r"(^|\.)(\w*experts\.\d+\.|(((shared|local|routed)_)?expert(_?\d+)?|shared_experts)(\.(?!\d)\w+)+$)"
+)
 # A router has a row for each expert and at most a quarter as many rows as columns: 512 and 2560 in BailingHybrid, 8 and
 # 32 in small models for tests. Where the gate of a gated layer has fewer rows than columns, it has about half as many.
 _COLUMNS_FOR_A_ROW = 4
@@ -172,9 +176,9 @@ def _table(parts: Sequence[str], layer: str, at_top: bool, shape: tuple[int, ...
 
 
 def _is_in_a_block(parts: Sequence[str]) -> bool:
-    """Whether a name is one inside an attention, or inside a module with a number that is not one of several heads."""
+    """Whether a name lies inside an attention or a numbered block."""
     numbered = (before for before, part in zip(("", *parts), parts) if part.isdigit())
-    return any(not _HEAD_LIST.search(before) for before in numbered) or any(map(_ATTENTION.search, parts))
+    return any(not _NO_BLOCKS.search(before) for before in numbered) or any(map(_ATTENTION.search, parts))
 
 
 def _patch_embedding(parts: Sequence[str], at_top: bool, shape: tuple[int, ...]) -> Optional[str]:

@@ -6,7 +6,7 @@ import signal
 import threading
 from contextlib import contextmanager
 from types import FrameType
-from typing import Iterator, Optional
+from typing import Callable, Iterator, Optional
 
 
 @contextmanager
@@ -15,21 +15,32 @@ def interrupted_at_the_end() -> Iterator[None]:
 
     Only the main thread is interrupted, and only by Python's handler of the signal: with another one nothing changes.
     """
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
     waiting: list[int] = []
 
     def wait(number: int, frame: Optional[FrameType]) -> None:
         if waiting:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # here, as the end may not come to it any more
             signal.default_int_handler(number, frame)
         waiting.append(number)
 
-    signal.signal(signal.SIGINT, wait)
+    if not _takes_the_place_of_pythons(wait):
+        yield
+        return
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if waiting:
             raise KeyboardInterrupt
+
+
+def _takes_the_place_of_pythons(handler: Callable[[int, Optional[FrameType]], None]) -> bool:
+    """Whether `handler` handles the signal from now on: only in the main thread, and if Python's handler did before."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return False
+    try:
+        signal.signal(signal.SIGINT, handler)
+    except ValueError:  # `threading` takes the thread that has imported it for the main one
+        return False
+    return True
