@@ -65,12 +65,10 @@ class SquareLink final : public Link {
   void finish(int64_t matrix, char*) const override { work_(matrix, Range{0, length_}); }
 
   void finish_all() const override {
-    const int64_t parts = ceil_div(length_, kGrain), threads = std::max<int64_t>(1, count_ * length_ / kGrain);
-    take_turns(count_ * parts, 1, std::min(threads, most_threads()), [&](int64_t, const auto& next) {
-      for (Range some = next(); some.size() > 0; some = next()) {
-        const int64_t begin = some.begin % parts * kGrain;
-        work_(some.begin / parts, Range{begin, std::min(length_, begin + kGrain)});
-      }
+    const int64_t parts = ceil_div(length_, kGrain);
+    share(count_ * parts, 1, count_ * length_, [&](const Range& one) {
+      const int64_t begin = one.begin % parts * kGrain;
+      work_(one.begin / parts, Range{begin, std::min(length_, begin + kGrain)});
     });
   }
 

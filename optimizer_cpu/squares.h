@@ -87,12 +87,9 @@ class UnitSums {
   }
 
   void write_norms(double* norms) const {
-    const int64_t threads = std::clamp<int64_t>(count_ * units_ / kGrain, 1, most_threads());
-    take_turns(count_, 1, threads, [&](int64_t, const auto& next) {
-      for (Range some = next(); some.size() > 0; some = next()) {
-        const double* const sums = sums_ + some.begin * units_;
-        norms[some.begin] = std::sqrt(sum_of(units_, [&](int64_t unit) { return sums[unit]; }));
-      }
+    share(count_, 1, count_ * units_, [&](const Range& one) {
+      const double* const sums = sums_ + one.begin * units_;
+      norms[one.begin] = std::sqrt(sum_of(units_, [&](int64_t unit) { return sums[unit]; }));
     });
   }
 

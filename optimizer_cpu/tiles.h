@@ -22,15 +22,21 @@ namespace optimizer {
 // Elements, under which torch does not wake another thread for its own operations.
 constexpr int64_t kGrain = 32768, kGrainTiles = kGrain / kTileArea;
 
-// Calls work(range) until all tiles are taken, some at a time.
+// Calls work(range) until all of `count` tasks are taken, `grain` at a time, on a thread for each kGrain of their
+// elements.
 template <class Work>
-void share_tiles(int64_t tiles, const Work& work) {
-  const int64_t threads = std::clamp<int64_t>(tiles / kGrainTiles, 1, most_threads());
-  take_turns(tiles, kGrainTiles, threads, [&](int64_t, const auto& next) {
+void share(int64_t count, int64_t grain, int64_t elements, const Work& work) {
+  const int64_t threads = std::clamp<int64_t>(elements / kGrain, 1, most_threads());
+  take_turns(count, grain, threads, [&](int64_t, const auto& next) {
     for (Range some = next(); some.size() > 0; some = next()) {
       work(some);
     }
   });
+}
+
+template <class Work>
+void share_tiles(int64_t tiles, const Work& work) {
+  share(tiles, kGrainTiles, tiles * kTileArea, work);
 }
 
 template <class Stored>

@@ -547,7 +547,7 @@ class Muon(Optimizer):
         ]
         # Under inference mode no step could change the copies. Elsewhere hooks of users keep the caller's mode.
         inference = torch.is_inference_mode_enabled()
-        try:
+        try:  # Ctrl-C waits for our copies: until then the state has the tensors of the file.
             with torch.inference_mode(False) if inference else nullcontext(), interrupted_at_the_end():
                 super().load_state_dict(state_dict)
         finally:

@@ -169,8 +169,10 @@ def _notes_on_products(matrix: Matrix) -> Iterator[str]:
 
 def _left_out(plan: Plan) -> list[str]:
     """Return a note for each kernel of which candidates have failed on this machine in a dtype of the plan."""
-    used = {(m.parameter.device, dtype_name(m.iteration.work_dtype)): None for m in chain(*plan.matrices)}
-    used = dict.fromkeys((key_of(device), dtype) for device, dtype in used)  # two GPUs of a kind have one key
+    # Two GPUs of a kind have one key.
+    used = dict.fromkeys(
+        (key_of(m.parameter.device), dtype_name(m.iteration.work_dtype)) for m in chain(*plan.matrices)
+    )
     return [
         f"left out, since they failed on this machine: {', '.join(whys)} of {kernel} in {dtype} "
         f"({'; '.join(dict.fromkeys(whys.values()))})"
