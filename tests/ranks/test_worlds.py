@@ -36,6 +36,35 @@ def names_of_groups_in_two_worlds(kernel, folder: str):
     return names, others
 
 
+def names_of_groups_that_two_threads_make(kernel) -> list[str]:
+    """A thread begins to make a group while this one makes another, and ends after it; return all names seen.
+
+    They are the name of the first, of the second while the first is there, of the second alone, and of one that each
+    thread makes afterwards.
+    """
+    named = kernel.plan.process_groups._named_by_ranks
+    first, second = named((0, 1)), named((0, 2))
+
+    def name_here() -> str:
+        return distributed_c10d._process_group_name([0, 3], False)
+
+    with ThreadPoolExecutor(1) as thread:
+        first.__enter__()
+        thread.submit(second.__enter__).result()
+        names = [name_here(), thread.submit(name_here).result()]
+        first.__exit__(None, None, None)
+        names.append(thread.submit(name_here).result())
+        thread.submit(second.__exit__, None, None, None).result()
+        return [*names, name_here(), thread.submit(name_here).result()]
+
+
+def test_two_threads_make_groups_at_once(fresh_pool):
+    """Whichever ends first, each group has the name of its ranks, and torch names what is made afterwards."""
+    for first, second, second_alone, *afterwards in fresh_pool.run(names_of_groups_that_two_threads_make):
+        assert first.startswith("optimizer_") and second.startswith("optimizer_") and first != second == second_alone
+        assert not any(name.startswith("optimizer_") for name in afterwards)
+
+
 def groups_of_meshes_in_two_worlds(kernel, folder: str) -> list[bool]:
     """Return whether the group of a mesh's ranks is that of the mesh, in each world.
 

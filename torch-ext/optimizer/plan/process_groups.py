@@ -27,6 +27,8 @@ _GROUPS: dict[Ranks, tuple[weakref.ref, weakref.ref]] = {}
 _SETTLED: weakref.WeakKeyDictionary[dist.ProcessGroup, set[Ranks]] = weakref.WeakKeyDictionary()
 # How many groups this process has made for the same ranks, in each world: after a restart, new processes count from 0.
 _MADE: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[Ranks]] = weakref.WeakKeyDictionary()
+# The name of the group that this thread is making.
+_NAMED_HERE = threading.local()
 
 
 def this_rank() -> int:
@@ -177,16 +179,18 @@ def _named_by_ranks(ranks: Ranks) -> Iterator[None]:
     while (name := f"optimizer_{digest}_{made[ranks]}") in taken:
         made[ranks] += 1
     made[ranks] += 1
-    original, here = distributed_c10d._process_group_name, threading.get_ident()
+    replaced = distributed_c10d._process_group_name
 
-    def chosen(*args: Any, **kwargs: Any) -> str:  # another thread may be making a group of the user's
-        return name if threading.get_ident() == here else original(*args, **kwargs)
+    def chosen(*args: Any, **kwargs: Any) -> str:  # other threads may be making other groups
+        return getattr(_NAMED_HERE, "name", None) or replaced(*args, **kwargs)
 
-    distributed_c10d._process_group_name = chosen
+    _NAMED_HERE.name, distributed_c10d._process_group_name = name, chosen
     try:
         yield
     finally:
-        distributed_c10d._process_group_name = original
+        _NAMED_HERE.name = None
+        if distributed_c10d._process_group_name is chosen:  # if not, another thread still needs what replaced it
+            distributed_c10d._process_group_name = replaced
 
 
 def _timeout_of(group: dist.ProcessGroup) -> Optional[timedelta]:
