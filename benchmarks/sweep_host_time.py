@@ -30,6 +30,7 @@ from benchmarks.result_file import ResultFile, default_path, facts
 from benchmarks.terminal import print_results
 from benchmarks.timing import LEAST_ROUNDS, Deadline, quartiles, ratios
 from benchmarks.variants import chosen_variants
+from tests.support.proofs import race
 
 TARGET = 1.0
 ROUNDS, TINY_ROUNDS = 25, 3
@@ -61,7 +62,7 @@ def measure(case: Case, variants: Mapping[str, Path], rounds: int, deadline: Dea
 
 
 def take_turns(workers: Mapping[str, Worker], steps: int, rounds: int, deadline: Deadline) -> dict[str, list[float]]:
-    """Return the seconds of a step of each worker, round by round; each round starts with another one."""
+    """Return the seconds of a step of each worker, round by round; each round has another order."""
     labels = list(workers)
     for worker in workers.values():  # start all of them before one is timed
         worker.steps(WARM_UP)
@@ -69,8 +70,7 @@ def take_turns(workers: Mapping[str, Worker], steps: int, rounds: int, deadline:
     for turn in range(rounds):
         if turn >= LEAST_ROUNDS and deadline.passed():
             break
-        first = turn % len(labels)
-        for label in labels[first:] + labels[:first]:
+        for label in race.order_of_round(labels, turn):
             seconds[label].append(workers[label].steps(steps))
     return seconds
 

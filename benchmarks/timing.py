@@ -65,7 +65,7 @@ def run_rounds(
     deadline: Deadline,
     contestants: Mapping[str, str] | None = None,
 ) -> dict[str, list[float]]:
-    """Return each work's seconds, round by round. Each round starts with another work, and the first rounds warm up.
+    """Return each work's seconds, round by round. Each round has another order, and the first rounds warm up.
 
     There are `rounds` rounds, or, if the time is up, as few as LEAST_ROUNDS. Raises LostGpuError, with the work's name,
     or with that of its contestant, if `contestants` has one for each work.
@@ -75,8 +75,7 @@ def run_rounds(
     for turn in range(WARM_UP + rounds):
         if turn >= WARM_UP + LEAST_ROUNDS and deadline.passed():
             break
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
+        for name in race.order_of_round(names, turn):
             with blaming(contestants[name] if contestants else name):
                 seconds[name].append(seconds_of(works[name], device))
     return {name: times[WARM_UP:] for name, times in seconds.items()}

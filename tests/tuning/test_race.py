@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import pytest
 import torch
@@ -21,11 +22,24 @@ def works(*names: str) -> dict:
     return {name: lambda name=name: name for name in names}
 
 
-def test_all_run_in_turns_and_another_begins_each_round(race, table_clock):
+@pytest.mark.parametrize("count", range(1, 9))
+def test_each_follows_each_other_equally_often(race, count):
+    """And has each place equally often: what heats the device, or fills its caches, favours nobody."""
+    names = "abcdefgh"[:count]
+    orders = [race.order_of_round(names, turn) for turn in range(count * (1 + count % 2))]
+    assert all(sorted(order) == sorted(names) for order in orders)
+    assert {order[0] for order in orders[:count]} == set(names)
+    neighbours = Counter(pair for order in orders for pair in itertools.pairwise(order))
+    places = Counter(each for order in orders for each in enumerate(order))
+    assert set(neighbours) == set(itertools.permutations(names, 2)) and len(set(neighbours.values())) <= 1
+    assert set(places) == set(itertools.product(range(count), names)) and len(set(places.values())) == 1
+
+
+def test_all_run_in_turns(race, table_clock):
     clock = table_clock({"a": 1.0, "b": 1.2, "c": 1.1})
     times, dropped = race.race(works("a", "b", "c"), clock, seconds=1e9)
     rounds = [clock.bursts[i : i + 3] for i in range(3, len(clock.bursts), 3)]
-    assert rounds[:3] == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]] and len(rounds) == race.MOST_ROUNDS
+    assert rounds == [race.order_of_round("abc", turn) for turn in range(race.MOST_ROUNDS)]
     assert {name: time.seconds for name, time in times.items()} == {"a": 1.0, "b": 1.2, "c": 1.1} and not dropped
 
 

@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import MappingProxyType
-from typing import Callable, ContextManager, Iterator, Mapping, NamedTuple, Optional
+from typing import Callable, ContextManager, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 
@@ -127,11 +127,24 @@ def race(
     for turn in range(MOST_ROUNDS if len(names) > 1 else LEAST_ROUNDS):
         if turn >= LEAST_ROUNDS and clock.now() >= end:
             break
-        start = turn % max(len(names), 1)  # so that none always comes first
-        for name in names[start:] + names[:start]:
+        for name in order_of_round(names, turn):
             found[name].append(clock.seconds_of(runners[name], times[name]) / (times[name] * sizes[name]))
     slow_ones = {name: Timed(first[name][1], 0.0) for name in slow}
     return {**{name: timed(seconds) for name, seconds in found.items()}, **slow_ones}, dropped
+
+
+def order_of_round(names: Sequence[str], turn: int) -> list[str]:
+    """Return all of `names` in the order in which they are timed in round number `turn`; another begins each round.
+
+    Work runs longer after work that has heated the device, or filled its caches. So over len(names) rounds, or twice as
+    many if that is odd, each name comes right after each other one equally often, and takes each place equally often
+    (E. J. Williams, 1949, "Experimental designs balanced for the estimation of residual effects of treatments").
+    """
+    count = len(names)
+    zigzag = [i // 2 if i % 2 == 0 else count - 1 - i // 2 for i in range(count)]
+    order = [names[(place + turn) % count] for place in zigzag]
+    is_mirrored = count % 2 == 1 and turn // count % 2 == 1
+    return order[::-1] if is_mirrored else order
 
 
 def timed(seconds: list[float]) -> Timed:
