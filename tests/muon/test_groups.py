@@ -229,6 +229,21 @@ def test_keys_that_others_write_and_ones_own_stay(kernel):
         kernel.Muon(optimizer.param_groups)
 
 
+@pytest.mark.parametrize(
+    "key, words",
+    [("weight_deacy", "did you mean 'weight_decay'"), ("nesterow", "did you mean 'nesterov'"), ("wd", "weight_decay")],
+)
+def test_a_misspelt_key_that_comes_into_a_live_group_is_warned_of_once(kernel, key, words):
+    """Schedulers write keys of theirs, so it is no error."""
+    optimizer = kernel.Muon(named_parameters().items())
+    optimizer.step()
+    optimizer.param_groups[0].update({key: 0.5, "max_weight_decay": 0.5, "_weight_deacy": 0.5})
+    with pytest.warns(UserWarning, match=f"the key '{key}' of a parameter group does nothing: .*{words}") as caught:
+        optimizer.step()
+    optimizer.step()
+    assert len(caught) == 1
+
+
 def test_groups_of_torchs_own_optimizers_are_taken_as_they_are(kernel):
     for make, key in ((torch.optim.AdamW, "norm.weight"), (torch.optim.Muon, "up.weight")):
         groups = make([named_parameters()[key]], lr=0.1).param_groups

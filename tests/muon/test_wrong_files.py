@@ -194,9 +194,22 @@ def test_a_resized_embedding_begins_anew_as_the_message_says(kernel):
     params["wte.weight"] = weight(44, 12)
     other = kernel.Muon(params.items())
     state_dict["state"].pop(2)
-    other.load_state_dict(state_dict)
+    with pytest.warns(UserWarning, match="the file has no state of wte.weight: these parameters begin anew"):
+        other.load_state_dict(state_dict)
     take_steps(other, params, [1])
     assert other.state[params["wte.weight"]]["step"] == 1 and other.state[params["up.bias"]]["step"] == 2
+
+
+def test_state_that_a_frozen_parameter_lacks_is_not_missed(kernel, recwarn):
+    """torch's `get_optimizer_state_dict` reads none, and no step uses it. Nor is any missed in a file without states."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    state_dict = optimizer.state_dict()
+    optimizer.load_state_dict({**state_dict, "state": {}})
+    params["wte.weight"].requires_grad_(False)
+    state_dict["state"].pop(2)
+    optimizer.load_state_dict(state_dict)
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize(

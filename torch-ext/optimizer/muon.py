@@ -183,8 +183,8 @@ class Muon(Optimizer):
         role, reason: a label of yours for the group, and the reason that `explain()` shows for its parameters. It shows
             yours only where the group sets `use_muon` or `use_fallback`; elsewhere routing gives the reason.
         _anything: keys that begin with `_` are yours. Known keys of other libraries are accepted; others raise when the
-            group is made. Later nobody checks new keys, because schedulers write theirs there, so a mistyped
-            `weight_deacy` does nothing.
+            group is made. Later new keys are accepted, because schedulers write theirs there, and the next step warns
+            of one that resembles a setting, such as `weight_deacy`.
 
     State: matrices have `momentum_buffer` in their shape, in `momentum_dtype`; `momentum_scale` if that is `int8`,
     float32 with a size of ceil(columns / 64) in the last dimension; and `second_moment` if asked for, float32, or

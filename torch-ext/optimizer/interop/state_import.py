@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..muon import Muon
 from ..parameters.argument_checks import check_state_dict
-from ..parameters.checkpoints import THIS_PACKAGE, advice_for, source_of
+from ..parameters.file_sources import THIS_PACKAGE, advice_for, source_of
 from ..parameters.groups import listed
 from ..parameters.state import REMAINDER
 from .state_checks import check_needed, check_settings

@@ -6,6 +6,7 @@ import math
 from operator import is_, itemgetter
 from typing import Any, Sequence
 
+from .group_keys import warn_of_misspelt_keys
 from .setting_values import flag, plain_rounding_step
 from .settings import DISSOLVED, SCHEDULED, SETTINGS, Group, live_number, plain_settings
 
@@ -47,7 +48,7 @@ def make_plain_(groups: Sequence[dict[str, Any]]) -> None:
     """Make the settings of groups plain in place, since users may have changed them.
 
     Raises the errors of `plain_settings`, and ValueError for what no step reads: `betas` and `DISSOLVED`. Then no group
-    has changed.
+    has changed. Warns of new keys that are misspelt (`warn_of_misspelt_keys`).
     """
     for group in groups:
         flag("use_muon", group["use_muon"])
@@ -64,4 +65,5 @@ def make_plain_(groups: Sequence[dict[str, Any]]) -> None:
                     f"{key}={settings[key]} in a group of an optimizer that is already made would do nothing: {instead}"
                 )
     for group, settings in zip(groups, plain):
+        warn_of_misspelt_keys(group)
         group.update(settings)

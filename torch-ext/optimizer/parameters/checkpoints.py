@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from itertools import product
 from reprlib import repr as shortened
-from typing import Any, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ..kernels.user_warnings import warn_user
 from .checks import check_dtypes, check_fake_mode
+from .file_sources import THIS_PACKAGE, advice_for, source_of
 from .groups import listed, loaded_group, named_parameters, names_of
 from .names import bare_name
 from .saved_forms import check_form, rounding
@@ -19,23 +20,6 @@ from .saved_values import check_values
 from .settings import SCHEDULED, SETTINGS, Group
 from .state import BUFFER, KEYS
 
-# The source of files that this package saved.
-THIS_PACKAGE = "this package"
-# Keys of groups and state by which a source of `import_state` is recognised, all those of one of its sets; the first
-# match counts. Moonlight's files have signs of Motif's, this package's and Keller Jordan's, too. The groups of torch's
-# AdamW and Adam have any key that their user adds, but only these two write `amsgrad`.
-_SIGNS: Sequence[tuple[str, tuple[set[str], ...]]] = (
-    ("moonlight", ({"wd", "adamw_betas"},)),
-    ("motif", ({"none_grad"}, {"moment1"})),
-    (THIS_PACKAGE, ({"state_format"}, {"adamw_eps"})),
-    ("adamw", ({"amsgrad"},)),
-    ("dion_normuon", ({"muon_beta2"}, {"variance_neuron"})),
-    ("dion", ({"mu"}, {"epsilon"})),
-    ("timm", ({"fallback_lr_scale"}, {"safety_factor"})),
-    ("keller_jordan", ({"use_muon"},)),
-    ("torch", ({"ns_coefficients"},)),
-    ("adamw", ({"exp_avg_sq"},)),
-)
 # Settings of which a load does not warn: every file brings rates and decay, and some schedulers cycle the others.
 _EXPECTED_TO_CHANGE = {*SCHEDULED, "lr_factor", "decay_lr", "momentum", "adamw_betas"}
 # Names that this package made for parameters without names.
@@ -70,13 +54,6 @@ def unbox_(state: Mapping[Any, Any]) -> None:
     for each in state.values():
         if isinstance(each, dict):
             each.update({key: box.value for key, box in each.items() if isinstance(box, AsSaved)})
-
-
-def source_of(state_dict: Mapping[str, Any]) -> Optional[str]:
-    """Return what a state dict looks like: a source of `import_state`, `THIS_PACKAGE`, or None if it is unknown."""
-    groups, states = state_dict["param_groups"], state_dict["state"].values()
-    keys = {key for each in (*groups, *states) if isinstance(each, Mapping) for key in each}
-    return next((source for source, signs in _SIGNS if any(sign <= keys for sign in signs)), None)
 
 
 def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, Any]:
@@ -120,6 +97,7 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
 def _check_states(groups: Sequence[Group], saved: Sequence[Group], states: Mapping[Any, Any]) -> None:
     """Raise TypeError or ValueError unless the state of each parameter fits it, and warn of what is lost of it."""
     lost: list[str] = []
+    missing: list[str] = []
     rounded: dict[str, list[str]] = {}
     for group, other in zip(groups, saved):
         for (name, p), i in zip(named_parameters(group), other["params"]):
@@ -129,6 +107,8 @@ def _check_states(groups: Sequence[Group], saved: Sequence[Group], states: Mappi
             check_dtypes(name, p, {BUFFER: state[BUFFER].dtype} if BUFFER in state else {})
             if p.is_meta and state:
                 lost.append(name)
+            elif not state and p.requires_grad:  # torch reads no state of frozen parameters
+                missing.append(name)
             elif isinstance(i, str):  # torch.distributed.checkpoint finds parameters by name
                 rounded.setdefault(rounding(state, p, other, group), []).append(name)
     if lost:
@@ -136,6 +116,8 @@ def _check_states(groups: Sequence[Group], saved: Sequence[Group], states: Mappi
             f"the state of {listed(lost)} is lost: these parameters are on meta, which holds no values. Give them "
             "memory first, then load"
         )
+    if missing and any(states.values()):
+        warn_user(f"the file has no state of {listed(missing)}: these parameters begin anew, with zero momentum")
     for how, names in rounded.items():
         if how:
             warn_user(f"the momentum of {listed(names)} {how}")
@@ -204,19 +186,6 @@ def _share_numbers_(loaded: Sequence[dict[str, Any]], groups: Sequence[dict[str,
             first = shared.setdefault((key, id(here[key])), group[key])
             if first.device == group[key].device and torch.equal(first, group[key]):
                 group[key] = first
-
-
-def advice_for(source: Optional[str]) -> str:
-    """Return a text that says what to do with a state dict that looks like `source`."""
-    if source == THIS_PACKAGE:
-        return "this package saved it: optimizer.load_state_dict(state_dict) loads it"
-    if source is None:
-        known = dict.fromkeys(name for name, _ in _SIGNS if name != THIS_PACKAGE)
-        return (
-            "which one is unknown, so it cannot be imported. If you know that it is one of "
-            f"{', '.join(known)}, call import_state(optimizer, state_dict, source=...); else start with a new state"
-        )
-    return f"it looks like {source!r}: import_state(optimizer, state_dict, source={source!r}) imports what fits"
 
 
 def _difference(groups: Sequence[Group], saved: Sequence[Group]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Any, Mapping
 
+from ..kernels.user_warnings import warn_user
 from .argument_checks import ALIKE, ELSEWHERE, REFUSED
 from .settings import SETTINGS
 
@@ -28,6 +29,8 @@ _OTHERS: dict[str, tuple[str, ...]] = {
     "SAM, which gives its groups to the optimizer": ("rho", "adaptive"),
     "loops and loggers": ("group_name", "warmup_lr"),
 }
+# From which likeness on, between 0 and 1, a new key is taken for a setting: schedulers may have a `max_weight_decay`.
+_MISSPELT = 0.87
 _KNOWN = {*SETTINGS, *_OURS, *(key for keys in _OTHERS.values() for key in keys)}
 
 
@@ -45,14 +48,30 @@ def check_keys(group: Mapping[str, Any]) -> None:
                 "decoupled_weight_decay=False in a parameter group is not supported: weight_decay never enters the "
                 "gradients here. Leave it out, and choose weight_decay as for AdamW"
             )
-        if key in _KNOWN or key in REFUSED or str(key).startswith("_"):
+        if _may_be_there(key):
             continue
-        meant = _meant(str(key))
+        meant = _meant(str(key), ALIKE) or f"it has {', '.join(sorted({*SETTINGS, *_WRITTEN}))}."
         raise ValueError(f"a parameter group has no {key!r}: {meant} A key of your own begins with an underscore")
 
 
-def _meant(key: str) -> str:
+def warn_of_misspelt_keys(group: Mapping[str, Any]) -> None:
+    """Warn of each key of a group of an optimizer that is made, if it is unknown and resembles one that steps read.
+
+    Other unknown keys may be those of a scheduler, which writes its own into groups.
+    """
+    for key in group:
+        meant = "" if _may_be_there(key) else _meant(str(key), _MISSPELT)
+        if meant:
+            warn_user(f"the key {key!r} of a parameter group does nothing: {meant}")
+
+
+def _may_be_there(key: Any) -> bool:
+    return key in _KNOWN or key in REFUSED or str(key).startswith("_")
+
+
+def _meant(key: str, alike: float) -> str:
+    """Return what to write instead of an unknown key; "" if no key is so much `alike`."""
     if key in ELSEWHERE:
         return f"write {ELSEWHERE[key]}."
-    similar = get_close_matches(key, [*SETTINGS, *_OURS], n=1, cutoff=ALIKE)
-    return f"did you mean {similar[0]!r}?" if similar else f"it has {', '.join(sorted({*SETTINGS, *_WRITTEN}))}."
+    similar = get_close_matches(key, [*SETTINGS, *_OURS], n=1, cutoff=alike)
+    return f"did you mean {similar[0]!r}?" if similar else ""
