@@ -35,8 +35,8 @@ verifies with a pin before loading, and by one that calls `get_kernel` for a com
 once. Survived means that no foreign code ran, and that what was loaded is what was published, byte for byte, or
 nothing: a load that fails, or waits until it is stopped, is survived. These are the results with {tried_with}.
 {table}
-A case of a Hub is a client with an empty cache that meets the fault or the lie, and then the same cache with an honest
-Hub; both loads count. Where that cache stays spoiled, the pin refuses it until it is deleted, and then the load
+Cases of a Hub have two loads, and both count. First a client with an empty cache meets the fault or the false answer.
+Then it loads again, with the same cache, from an honest Hub. Where that cache stays spoiled, the pin refuses it until it is deleted, and then the load
 succeeds. No fault of a network spoils a cache.
 
 ## What a pin defends

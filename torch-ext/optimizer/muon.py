@@ -98,9 +98,9 @@ class Muon(Optimizer):
             `original` (Keller Jordan's; None means the same), `rms_to_rms` (timm's name; torch's `spectral_unclamped`
             means the same), or a function of the matrix's rows and columns.
         use_addmm: torch's choice between implementations. It changes nothing here.
-        foreach, fused: torch's choices between implementations; leave them out. None and False change nothing. True
-            raises, except for `fused` in the dict of a group that the fallback alone updates, whose kernel is fused. In
-            a group that is made already they have no effect.
+        foreach, fused: torch's choices between implementations; leave them out. None and False change nothing, and True
+            raises. One exception: the dict of a group that the fallback alone updates may have `fused=True`, because
+            its kernel is fused. In a group that is made already they have no effect.
         update_rms: root mean square of an update with `match_rms_adamw` at `lr` 1, for matrices that lack no direction:
             0.2, or 0.18 as in DeepSeek-V4. Gradients of low rank give less.
         ns_dtype: dtype of the iteration, a torch.dtype or its name. None: float64 for float64 matrices, else float16 on
@@ -166,7 +166,7 @@ class Muon(Optimizer):
             pass. Its key `report` is a function called one step later with the counts of clipped and non-finite heads.
         capturable: allow a CUDA graph to capture the whole step. A replay uses the numbers that groups had at capture,
             except tensors on the GPU, which it reads again. Capturing a step of matrices that ranks share raises.
-            Set in a group later, it has no effect: a tracer of torch.compile does that.
+            If it is set in a group later, it has no effect, because the tracer of `torch.compile` sets it there.
         release_grads: set `.grad` of a matrix to None as soon as it has been read.
         cuda_graphs: let `warmup()` capture the orthogonalization of batches on a GPU in CUDA graphs. A step replays
             each in one launch. All graphs share one pool of memory, as large as the largest batch or chain of batches
@@ -413,9 +413,9 @@ class Muon(Optimizer):
 
         Call it before you capture your own CUDA graphs: it frees cuBLAS's workspaces, which such graphs may use.
         Ranks that share parameters must all call it. If their plans differ they raise ValueError, as the first step
-        would. One rank measures for each kind of device. What ranks have agreed on holds as long as their processes,
-        whatever number of threads they set later. Raises RuntimeError if some of these ranks have already agreed
-        on another choice with other ranks.
+        would. One rank measures for each kind of device. What ranks have agreed on stays until their processes
+        end, even if the number of threads changes. Raises RuntimeError if some of these ranks have already agreed on
+        something else with other ranks.
         """
         check_call(budget, progress)
         self._graphs.drop()  # what has changed, or is measured now, decides which ones there are

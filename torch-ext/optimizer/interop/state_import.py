@@ -55,9 +55,10 @@ def import_state(
             names in its groups count, and otherwise the order: its k-th matrix is this optimizer's k-th matrix, and the
             same for the other parameters. For `adamw`, each group of the source must have its parameters in the order
             in which they were passed to this optimizer, such as model.parameters(); shapes decide between groups.
-            Order is not enough if parameters of one shape are in more groups here than in the source, as they are
-            with `groups_for`, which does not keep the model's order, or in fewer, as where an embedding and a head had
-            groups of their own. For `adamw` fewer are enough if shapes decide.
+            Order is not enough if parameters of one shape are in more groups here than in the source, as with
+            `groups_for`: it does not keep the model's order. Nor is it if they are in fewer groups here, as when an
+            embedding and a head had a group each there. For `adamw` fewer groups are enough if shapes tell the
+            parameters apart.
 
     From `adamw`, the fallback's parameters get their whole state, and their group gets the settings. Matrices get
     `exp_avg` as momentum, unchanged: with momentum = beta1, Muon would have computed the same average. Its missing bias
