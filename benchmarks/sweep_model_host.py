@@ -130,7 +130,7 @@ def measure(kernel: ModuleType, parameters: Sequence[Parameter], rounds: int) ->
                 seconds["replayed"].append(processor_seconds(optimizer.step))
             optimizer.step()
             seconds["eager"].append(processor_seconds(optimizer.step))
-        batches = len(optimizer._planned.plan.batches)
+        batches = len(optimizer._plan_cache.plan.batches)
     matrices = sum(p.matrix for p in parameters)
     sizes = {"matrices": matrices, "batches": batches}
     return {way: {**sizes, "milliseconds": [1e3 * t for t in quartiles(times)]} for way, times in seconds.items()}

@@ -70,7 +70,7 @@ def run_round(build: Path, case: Case, steps: int) -> Round:
 @contextmanager
 def planning_timed(kernel: ModuleType) -> Iterator[dict[str, float]]:
     """Yield where the seconds and megabytes of the next plan will stand."""
-    found, make_plan = {}, kernel.step.planned.make_plan
+    found, make_plan = {}, kernel.step.plan_cache.make_plan
 
     def timed(*arguments):
         gc.collect()
@@ -79,13 +79,13 @@ def planning_timed(kernel: ModuleType) -> Iterator[dict[str, float]]:
         found.update(seconds=time.process_time() - start, megabytes=peak_megabytes() - before)
         return plan
 
-    with mock.patch.object(kernel.step.planned, "make_plan", timed):
+    with mock.patch.object(kernel.step.plan_cache, "make_plan", timed):
         yield found
 
 
 def counts_of(optimizer: Optimizer) -> dict[str, int]:
     """Return the counts of what a step on this rank goes through."""
-    pairs = [(chunk, each.position) for each in optimizer._planned.plan.exchanges for chunk in each.chunks]
+    pairs = [(chunk, each.position) for each in optimizer._plan_cache.plan.exchanges for chunk in each.chunks]
     lengths = [(side.sent, at) for chunk, at in pairs for side in (chunk.messages.holder, chunk.messages.owner)]
     batches = [owned for chunk, _ in pairs for chain in chunk.chains for owned in chain]
     return {

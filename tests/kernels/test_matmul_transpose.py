@@ -145,10 +145,10 @@ def test_the_model_chooses_where_nothing_was_measured(kernel, monkeypatch):
 @pytest.mark.parametrize("shape", [(5, 9), (3, 5, 9), (2, 3, 4, 6), (0, 4, 6), (4, 0), (0, 4), (2, 3, 4, 0)], ids=str)
 def test_symmetric_branch_gives_the_product_in_place_or_new(kernel, monkeypatch, shape):
     """On a CPU the kernel's stand-in runs: shapes, results in place and gradients are what this shows."""
-    launched, symmetric = [], kernel.kernels.gram_matrix.symmetric_product
-    monkeypatch.setattr(kernel.kernels.gram_matrix, "symmetric_choice", lambda *_: kernel.kernels.gains.Gain(2.0))
+    launched, symmetric = [], kernel.kernels.matmul_transpose.symmetric_product
+    monkeypatch.setattr(kernel.kernels.matmul_transpose, "symmetric_choice", lambda *_: kernel.kernels.gains.Gain(2.0))
     monkeypatch.setattr(
-        kernel.kernels.gram_matrix,
+        kernel.kernels.matmul_transpose,
         "symmetric_product",
         lambda *A, out=None: launched.append(1) or symmetric(*A, out=out),
     )

@@ -28,13 +28,13 @@ VIEWS = {
     "batched": ((6, 4, 3, 2), {"conv_mode": "batched"}),
     "batched_last": ((6, 4, 3, 2), {"conv_mode": "batched", "layout": channels_last}),
     "batched_split": ((6, 4, 3), {"conv_mode": "batched", "split_rows": (3, 3)}),
-    "experts": ((5, 6, 4), {"experts": True}),
+    "experts": ((5, 6, 4), {"stacked": True}),
     "transposed": ((6, 4), {"transposed": True}),
     "transposed_split": ((6, 12), {"transposed": True, "split_rows": (6, 2, 4)}),
-    "experts_transposed": ((5, 6, 4), {"experts": True, "transposed": True, "split_rows": (1, 3)}),
-    "experts_split": ((5, 6, 4), {"experts": True, "split_rows": (2, 4)}),
-    "gates_beside_ups": ((5, 2, 6, 4), {"experts": True}),
-    "gates_beside_ups_transposed": ((5, 2, 6, 4), {"experts": True, "transposed": True, "split_rows": (1, 3)}),
+    "experts_transposed": ((5, 6, 4), {"stacked": True, "transposed": True, "split_rows": (1, 3)}),
+    "experts_split": ((5, 6, 4), {"stacked": True, "split_rows": (2, 4)}),
+    "gates_beside_ups": ((5, 2, 6, 4), {"stacked": True}),
+    "gates_beside_ups_transposed": ((5, 2, 6, 4), {"stacked": True, "transposed": True, "split_rows": (1, 3)}),
 }
 
 
@@ -135,12 +135,12 @@ def test_normalize_spatial_scales_only_batched_convolutions(matrices):
     assert matrices.matrix_view("w", p, conv_mode="batched").scale == pytest.approx(1 / 3)
     assert matrices.matrix_view("w", p, conv_mode="batched", normalize_spatial=False).scale == 1
     assert matrices.matrix_view("w", p).scale == 1
-    assert matrices.matrix_view("w", p[0], conv_mode="batched", experts=True).scale == 1
+    assert matrices.matrix_view("w", p[0], conv_mode="batched", stacked=True).scale == 1
 
 
 def test_expert_in_its_own_module_is_one_matrix(matrices):
     p = torch.zeros(6, 4)
-    view = matrices.matrix_view("experts.0.w1.weight", p, experts=True)
+    view = matrices.matrix_view("experts.0.w1.weight", p, stacked=True)
     assert view.shapes == ((6, 4),) and view.matrices(p)[0] is p
 
 
@@ -172,7 +172,7 @@ def test_many_equal_parts_print_as_a_count(matrices):
     "shape, settings, message",
     [
         ((12, 4), {"split_rows": (6, 4)}, r"attn\.qkv must sum to its 12 rows, 6\+4 gives 10"),
-        ((3, 12, 4), {"split_rows": (1, 2), "experts": True}, "must sum to its 12 rows"),
+        ((3, 12, 4), {"split_rows": (1, 2), "stacked": True}, "must sum to its 12 rows"),
     ],
 )
 def test_impossible_views_are_refused_by_name(matrices, shape, settings, message):

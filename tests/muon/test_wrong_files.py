@@ -201,7 +201,7 @@ def test_a_resized_embedding_begins_anew_as_the_message_says(kernel):
 
 
 def test_state_that_a_frozen_parameter_lacks_is_not_missed(kernel, recwarn):
-    """torch's `get_optimizer_state_dict` reads none, and no step uses it. Nor is any missed in a file without states."""
+    """torch's `get_optimizer_state_dict` reads none, and no step uses it. A file without any state lacks none, too."""
     params = named_parameters()
     optimizer = kernel.Muon(params.items())
     state_dict = optimizer.state_dict()

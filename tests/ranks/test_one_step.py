@@ -221,7 +221,7 @@ def gradient_of_another_part(kernel):
     optimizer = kernel.Muon([("w", p)])
     gradients = kernel.step.gradients.Gradients([p])
     try:
-        kernel.step.gradients.check_gradients(optimizer._planned.premises, gradients, optimizer.param_groups)
+        kernel.step.gradients.check_gradients(optimizer._plan_cache.premises, gradients, optimizer.param_groups)
     except ValueError as error:
         return str(error)
     return None

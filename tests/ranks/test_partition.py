@@ -195,7 +195,7 @@ def test_no_part_is_larger_than_it_counts_in_a_chunk(kernel, world, seed):
 def test_matrices_are_cut_lengthwise_along_a_side_that_is_not_shorter(kernel, shape, dim, side):
     """Of a stack, whose experts ranks divide among them, too."""
     splits = [(0, 1), (dim, 1)] if len(shape) == 3 else [None, (dim, 1)]
-    view = inside.matrix_view(kernel, shape, experts=len(shape) == 3)
+    view = inside.matrix_view(kernel, shape, stacked=len(shape) == 3)
     assert inside.shards(kernel, view, inside.layout(kernel, shape, [2, 2], range(4), splits)).lengthwise(0) == side
 
 

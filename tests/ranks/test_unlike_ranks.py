@@ -111,7 +111,7 @@ def test_a_setting_of_one_of_several_groups_that_differs_is_named_before_anythin
 def error_of_another_choice(kernel, choice: str) -> str | None:
     p, is_first = on_mesh(random(12, 8, seed=0), Shard(0), mesh_of((2,))), dist.get_rank() == 0
     rounded = (2.0**-11, 2.0**-8) if is_first and choice == "float32 products" else (2.0**-24, 2.0**-24)
-    with mock.patch.object(kernel.step.planned, "float32_roundoffs", lambda: rounded):
+    with mock.patch.object(kernel.step.plan_cache, "float32_roundoffs", lambda: rounded):
         optimizer = kernel.Muon([("up.weight", p)], release_grads=is_first and choice == "release_grads")
         give_gradients([p], 0)
         return error_of(optimizer.step)
@@ -155,7 +155,7 @@ def error_of_another_build(kernel) -> str | None:
     p = on_mesh(random(12, 8, seed=0), Shard(0), mesh_of((2,)))
     info = kernel.build_info()
     other = dataclasses.replace(info, commit=f"commit of rank {dist.get_rank()}")
-    with mock.patch.object(kernel.step.planned, "build_info", lambda: other):
+    with mock.patch.object(kernel.step.plan_cache, "build_info", lambda: other):
         optimizer = kernel.Muon([("up.weight", p)])
         give_gradients([p], 0)
         return error_of(optimizer.step)

@@ -26,12 +26,12 @@ def muon_settings(kernel: ModuleType, settings: Mapping[str, Any]) -> dict[str, 
 
 def plan_of(optimizer):
     """Return the plan of an optimizer's last step."""
-    return optimizer._planned.plan
+    return optimizer._plan_cache.plan
 
 
 def workspace_of(optimizer):
     """Return the workspace of an optimizer's last step."""
-    return optimizer._planned.workspace
+    return optimizer._plan_cache.workspace
 
 
 def chunks_of(optimizer) -> list:
@@ -80,7 +80,7 @@ def matrix(kernel: ModuleType, number: int, index: int, shards, cost: int = 1):
 
 def flops(kernel: ModuleType, rows: int, cols: int) -> int:
     """Return the FLOPs of one step of the standard iteration, as owners count them."""
-    return kernel.plan.costs.flops(rows, cols)
+    return kernel.plan.costs.standard_step_flops(rows, cols)
 
 
 def plan_messages(kernel: ModuleType, matrices: Sequence, ranks: Sequence[int], rank: int, limit: int):

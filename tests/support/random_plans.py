@@ -46,7 +46,7 @@ class Model:
         view = inside.matrix_view(
             self._kernel,
             shape,
-            experts=kind == "experts",
+            stacked=kind == "experts",
             conv_mode="batched" if kind == "batched" else "flatten",
             split_rows=parts_of(rows, draw) if kind == "fused" else None,
         )

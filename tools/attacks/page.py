@@ -36,8 +36,8 @@ once. Survived means that no foreign code ran, and that what was loaded is what 
 nothing: a load that fails, or waits until it is stopped, is survived. These are the results with {tried_with}.
 {table}
 Cases of a Hub have two loads, and both count. First a client with an empty cache meets the fault or the false answer.
-Then it loads again, with the same cache, from an honest Hub. Where that cache stays spoiled, the pin refuses it until it is deleted, and then the load
-succeeds. No fault of a network spoils a cache.
+Then it loads again, with the same cache, from an honest Hub. Where that cache stays spoiled, the pin refuses it until
+it is deleted, and then the load succeeds. No fault of a network spoils a cache.
 
 ## What a pin defends
 

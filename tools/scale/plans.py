@@ -117,7 +117,7 @@ class Planned:
         """Return the FLOPs of one step of a matrix for each rank that works on it, including what a team sends."""
         costs = self._kernel.plan.costs
         if matrix.team_size == 1:
-            return costs.flops(matrix.rows, matrix.cols)
+            return costs.standard_step_flops(matrix.rows, matrix.cols)
         return (matrix.cost - costs.FLOPS_OF_AN_ELEMENT * matrix.rows * matrix.cols) // STEPS
 
     def workers(self, matrix, owner: int) -> Sequence[int]:
@@ -135,7 +135,7 @@ class Planned:
         self._schedule = self._kernel.schedules.resolve_schedule("polar_express", STEPS)
         for kind in weights:
             experts, p = len(kind.shape) == 3, torch.empty(kind.shape, device="meta")
-            view = self._kernel.parameters.matrices.matrix_view(kind.name, p, experts=experts)
+            view = self._kernel.parameters.matrices.matrix_view(kind.name, p, stacked=experts)
             shards = plan.shards.shards_of(view, self._layout(kind.shape))
             for _ in range(kind.count):
                 packed, work = self._wire

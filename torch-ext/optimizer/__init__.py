@@ -10,7 +10,7 @@ from .interop.previews import route
 from .interop.state_export import export_state
 from .interop.state_import import import_state
 from .interop.trainer import MuonFactory
-from .kernels.gram_matrix import matmul_transpose
+from .kernels.matmul_transpose import matmul_transpose
 from .kernels.provenance import build_info
 from .muon import Muon
 from .plan.exchange_options import ExchangeOptions

@@ -30,8 +30,9 @@ from .parameters.argument_checks import (
     with_known_arguments,
 )
 from .parameters.checkpoints import as_saved, checked, loaded_groups, unbox_
-from .parameters.groups import named_parameters, saved_group, split_group
+from .parameters.groups import saved_group, split_group
 from .parameters.matrices import EXPERT_KEYS
+from .parameters.names import named_parameters
 from .parameters.routing import IsMuon, check_is_muon
 from .parameters.setting_values import flag
 from .parameters.settings import OF_GROUPS, SETTINGS, plain_settings
@@ -53,7 +54,7 @@ from .step.graphs import UpdateGraphs
 from .step.interrupts import interrupted_at_the_end
 from .step.master_weights import load_master_weights, master_weights
 from .step.metrics import gradient_norms, update_metrics
-from .step.planned import Planned
+from .step.plan_cache import PlanCache
 from .step.rank_agreement import RankAgreement
 from .step.rank_tuning import measure_stages, to_measure
 from .step.recipe import StepContext, snapshot
@@ -279,7 +280,7 @@ class Muon(Optimizer):
         self._change = Change()
         self._cuda_graphs = flag("cuda_graphs", cuda_graphs)
         self._graphs = UpdateGraphs()
-        self._planned = self._unplanned()
+        self._plan_cache = self._new_plan_cache()
         self._handle = handle_of(self)
         self._uncut: Sequence[Any] = getattr(params, "uncut", ())  # what `groups_for` could not find out
         params = params_as_list(params, least=1)
@@ -422,14 +423,14 @@ class Muon(Optimizer):
         plan = self._current_plan()
         # Ranks may differ in which kernels have failed: the stages tell all ranks about all failures.
         terms = {ranks: shared._replace(kernels=to_measure(ranks, plan)) for ranks, shared in plan.terms.items()}
-        with self._planned.undone_unless_agreed_(self.state):
+        with self._plan_cache.undone_unless_agreed_(self.state):
             self._agreement.meet("warm-up", terms, self.param_groups)
         tuner = Tuner(budget)
         phases = (
-            lambda: connect_stages(self._planned.plan),
-            lambda: measure_stages(self._planned.plan, tuner),
+            lambda: connect_stages(self._plan_cache.plan),
+            lambda: measure_stages(self._plan_cache.plan, tuner),
             lambda: compile_stages(self._current_plan(), self.param_groups),
-            lambda: self._graphs.stages(self._planned.plan.chains() if self._cuda_graphs else (), self.param_groups),
+            lambda: self._graphs.stages(self._plan_cache.plan.chains() if self._cuda_graphs else (), self.param_groups),
         )
         warm_up(phases, Line("warm-up") if progress is None else progress)
 
@@ -444,7 +445,7 @@ class Muon(Optimizer):
         """
         self._check_last_step()
         terms = self._current_plan().terms
-        with self._planned.undone_unless_agreed_(self.state):
+        with self._plan_cache.undone_unless_agreed_(self.state):
             self._agreement.meet("check_copies", terms, self.param_groups)
         check_copies(terms, self.param_groups, self.state)
 
@@ -496,7 +497,7 @@ class Muon(Optimizer):
                     warn_user(line)  # raises if the user turns warnings into errors
         except Exception:
             del self.param_groups[before:]
-            self._planned.forget()
+            self._plan_cache.forget()
             raise
         self._reasons.update(reasons)
 
@@ -512,7 +513,7 @@ class Muon(Optimizer):
         with torch.inference_mode(False):  # As for a step. Hooks of users run in the caller's mode.
             self._check_before_save()
             self._refresh()
-            self._planned.synchronize()
+            self._plan_cache.synchronize()
         # It runs before hooks of users, which may return anything.
         hook = self.register_state_dict_post_hook(
             lambda _, saved: {**saved, "param_groups": list(map(saved_group, saved["param_groups"]))}, prepend=True
@@ -562,7 +563,7 @@ class Muon(Optimizer):
             copy_loaded_(self.param_groups, self.state, loaded)
 
     def __getstate__(self) -> dict[str, Any]:
-        self._planned.synchronize()
+        self._plan_cache.synchronize()
         return {**super().__getstate__(), **{key: getattr(self, key) for key in self._kept}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -576,15 +577,15 @@ class Muon(Optimizer):
         if "_graphs" not in self.__dict__:  # a copy makes its own
             self._graphs = UpdateGraphs()
         else:
-            self._planned.synchronize()
-        self._planned = self._unplanned()
+            self._plan_cache.synchronize()
+        self._plan_cache = self._new_plan_cache()
         self._is_made = True
         self._handle = handle_of(self)
         self._agreement.forget()
 
     def _take_step(self, closure: Optional[Callable[[], Any]]) -> Any:
         if is_capturing():  # else the refresh does it
-            self._planned.restore_capturable_(self.param_groups)
+            self._plan_cache.restore_capturable_(self.param_groups)
         check_capture(self.param_groups, self._clip is not None and self._clip.report is not None)
         self._check_last_step()
         check_closure(closure)
@@ -593,7 +594,7 @@ class Muon(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         gradients = self._refresh()
-        plan, premises = self._planned.plan, self._planned.premises
+        plan, premises = self._plan_cache.plan, self._plan_cache.premises
         check_captured_plan(plan)
         elsewhere = check_gradients(premises, gradients, self.param_groups)
         self._first_steps, lines = self._first_steps.and_this(gradients, premises.params, self.param_groups)
@@ -605,7 +606,7 @@ class Muon(Optimizer):
         if self._clip is not None:
             self._clip.begin_step()
         layouts = layouts_of(gradients, elsewhere, premises.params)
-        with self._planned.undone_unless_agreed_(self.state):
+        with self._plan_cache.undone_unless_agreed_(self.state):
             scalings = self._agreement.begin_step(plan.terms, self.param_groups, scaling, layouts)
         self._agreement.compare_copies(self.param_groups, self.state)
         if elsewhere:
@@ -627,7 +628,7 @@ class Muon(Optimizer):
         Empties `gradients`.
         """
         row_scales = {} if self._clip is None else self._clip.take_scales(scalings)
-        context, workspace = StepContext(self.param_groups, scalings, self._graphs), self._planned.workspace
+        context, workspace = StepContext(self.param_groups, scalings, self._graphs), self._plan_cache.workspace
         try:
             workspace.begin_step(gradients, self.state, row_scales)
             self._norms = update_matrices_(workspace, context, self._exchange.chunks_in_flight)
@@ -640,22 +641,22 @@ class Muon(Optimizer):
             scale_other_rows_(row_scales, self.state, scaled, self._replica_ranks, scalings)
 
     def _refresh(self) -> Gradients:
-        return self._planned.refresh_(self.param_groups, self.state, self._reasons)
+        return self._plan_cache.refresh_(self.param_groups, self.state, self._reasons)
 
-    def _unplanned(self) -> Planned:
+    def _new_plan_cache(self) -> PlanCache:
         beside = self._exchange, self._replica_ranks, self._release_grads
-        return Planned(*beside, self._clip, self._agreement, self._graphs)
+        return PlanCache(*beside, self._clip, self._agreement, self._graphs)
 
     def _current_plan(self) -> Plan:
         self._refresh()
-        return self._planned.plan
+        return self._plan_cache.plan
 
     def _check_last_step(self) -> None:
         """Raise RuntimeError as `check_complete` does, or, once, if ranks did not take the same step."""
         self._change.check_complete()
-        read_all(self._planned.plan.terms)
+        read_all(self._plan_cache.plan.terms)
 
     def _check_before_save(self) -> None:
         """Raise what `_check_last_step` does, but without a message to other ranks, as one rank may save alone."""
         self._change.check_complete()
-        check_last_meeting(self._planned.plan.terms)
+        check_last_meeting(self._plan_cache.plan.terms)

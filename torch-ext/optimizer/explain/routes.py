@@ -16,18 +16,19 @@ from ..kernels.native import IS_PORTABLE
 from ..kernels.products import NATIVE
 from ..kernels.provenance import build_info
 from ..parameters.advice import Uncut, advice, remarks, same_names, still_uncut, uncut_lines
-from ..parameters.groups import named_parameters, reason_of
 from ..parameters.matrices import view_in_group
+from ..parameters.names import named_parameters
+from ..parameters.routing import Route, reason_of
 from ..parameters.settings import Group, keeps_norm, multiplier_in_group
-from ..parameters.state import has_remainder, state_tensors
+from ..parameters.state import State, has_remainder, state_tensors
 from ..plan.batches import bytes_of_chain
 from ..plan.gram_sums import sums_described
 from ..plan.layout import local_part
 from ..plan.matrix import Matrix, Parameter
 from ..plan.plain_parts import plain_parts
-from ..plan.plan import Plan, SharedWork, State
+from ..plan.plan import Plan, SharedWork
 from ..rules.fallback_table import FALLBACK_KERNEL
-from .table import Explanation, Route
+from .table import Explanation
 from .writing import bytes_text, effective_lr, shown_number
 
 # The note about a variant without a compiled library.

@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from html import escape
-from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequence
 
+from ..parameters.routing import Route
 from ..parameters.sequences import grouped
 from ..rules.fallback_table import FALLBACKS
 from .writing import bytes_text, flops_text, joined_names
-
-
-class Route(NamedTuple):
-    """The row of one parameter; `branch` is `muon` or the setting `fallback`, and fields that do not apply are None."""
-
-    name: str
-    shape: tuple[int, ...]
-    branch: str
-    reason: str
-    matrices: int = 0
-    multipliers: tuple[float, ...] = ()  # the different ones of its matrices, in their order
-    # A rank; `several` if its matrices have several owners, `all` if ranks sum its Gram matrices; None: this process.
-    owner: Union[int, str, None] = None
-    kernel: Optional[str] = None
-    lr: Union[float, str, None] = None  # the value at the call; a string for a tensor on a GPU
-    weight_decay: Union[float, str, None] = None  # the same
-    state_bytes: Optional[int] = None  # of the whole tensor's state
-    flops: Optional[float] = None  # of its orthogonalization in one step, an estimate
-
-    @property
-    def multiplier(self) -> Optional[float]:
-        """The multiplier of its first matrix; None if it has none."""
-        return next(iter(self.multipliers), None)
-
-    @property
-    def elements(self) -> int:
-        """How many numbers the parameter has."""
-        return math.prod(self.shape)
 
 
 class Line(NamedTuple):

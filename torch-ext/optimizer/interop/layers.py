@@ -18,7 +18,7 @@ from ..parameters.routing import MIN_SIDE
 from ..parameters.setting_values import flag
 from .attention import FUSED, ROLE_OF, Parts, attention_parts, leaf_of, rows_by_role, states_heads
 from .attributes import attribute
-from .heads import without_wrappers
+from .output_heads import without_wrappers
 
 _GATE_AND_UP = "gate and up"
 _GATED = ("gate_up_proj", "gate_up", "gate_and_up_proj", "w12", "w13", "Wi")

@@ -7,16 +7,16 @@ from typing import Any, Collection, Iterable, Optional
 
 from torch import Tensor, nn
 
-from ..explain.table import Explanation, Route
+from ..explain.table import Explanation
 from ..iteration import DTYPES
 from ..parameters.advice import Uncut, advice, left_out, remarks, uncut_lines
 from ..parameters.names import bare_name, unparametrized
 from ..parameters.roles import role_by_name
-from ..parameters.routing import UNDECIDED, decide, unique_parameters
+from ..parameters.routing import UNDECIDED, Route, decide, unique_parameters
 from ..parameters.settings import OF_GROUPS
 from ..parameters.synonyms import wish_of
-from .heads import adapted, heads_of, unwrapped
 from .layers import Cutting, check_cutting, cut_of, is_norm, stack_in
+from .output_heads import adapted, output_heads, unwrapped
 from .patterns import Patterns, check_patterns, overruled
 from .previews import preview
 from .routers import shown_by_modules
@@ -132,8 +132,8 @@ class _Chooser:
     def __init__(self, model: nn.Module, cutting: Cutting, undecayed: Optional[Collection[str]]):
         self._modules = dict(model.named_modules(remove_duplicate=False))
         self._cutting = cutting
-        self._heads, self._shown = heads_of(model), shown_by_modules(model)
-        self._hidden = {*self._heads.before, *self._shown.hidden}
+        self._output_heads, self._shown = output_heads(model), shown_by_modules(model)
+        self._hidden = {*self._output_heads.before, *self._shown.hidden}
         self._undecayed = undecayed
         self._undecayed_by_model = {bare_name(name) for each in unwrapped(model) for name in undecayed_names(each)}
         self.uncut: list[Uncut] = []  # of all parameters so far
@@ -173,9 +173,9 @@ class _Chooser:
         if p.ndim > 1 and is_norm(own_module):
             return "adamw", "norm"
         # Weights of an adapter around the head are inside it, too.
-        if not around.isdisjoint(self._heads.told):
+        if not around.isdisjoint(self._output_heads.told):
             return "adamw", "output_head"
-        if not around.isdisjoint(self._heads.guessed):
+        if not around.isdisjoint(self._output_heads.guessed):
             return "adamw", GUESSED_HEAD
         if _embeds_patches(names[0], owners_by_name[0]):
             return "adamw", "embedding"

@@ -16,7 +16,7 @@ from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ..kernels.gram_matrix import matmul_transpose
+from ..kernels.matmul_transpose import matmul_transpose
 from ..muon import Muon as MuonOfPackage
 from ..parameters.groups import params_with_names
 from ..parameters.names import bare_name

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..muon import Muon
-from ..parameters.groups import named_parameters
+from ..parameters.names import named_parameters
 from ..parameters.settings import Group
 from ..parameters.state import is_elsewhere
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from ..muon import Muon
 from ..parameters.argument_checks import check_state_dict
 from ..parameters.file_sources import THIS_PACKAGE, advice_for, source_of
-from ..parameters.groups import listed
+from ..parameters.names import listed
 from ..parameters.state import REMAINDER
-from .state_checks import check_needed, check_settings
+from .source_checks import check_needed, check_settings
 from .state_matching import Entry, entries_of, hints_on_order, matched
 from .state_order import given_groups, given_parameters, names_in_order, orders_that_may_differ, shapes_by_group
 from .state_settings import merged_groups

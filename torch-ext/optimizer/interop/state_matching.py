@@ -9,8 +9,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 import torch
 from torch import Tensor
 
-from ..parameters.groups import listed, names_of
-from ..parameters.names import bare_name, repeated
+from ..parameters.names import bare_name, listed, names_of, repeated
 from ..parameters.state import MOMENTS
 from .state_sources import Settings, Source
 

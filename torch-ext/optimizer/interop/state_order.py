@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Mapping, Optional, Sequence
+from typing import Mapping, Optional, Sequence
 
 from torch import Tensor
 
 from ..muon import Muon
-from ..parameters.groups import named_parameters, names_of, reason_of
+from ..parameters.names import named_parameters, names_of
+from ..parameters.routing import reason_of
+from .state_matching import Entry
 
 Shape = tuple[int, ...]
 
@@ -31,8 +33,8 @@ def given_parameters(optimizer: Muon) -> list[tuple[str, Shape]]:
     return [(name, tuple(p.shape)) for name, p in sorted(named, key=lambda pair: order[pair[1]])]
 
 
-def shapes_by_group(entries: Sequence[Any]) -> list[list[Optional[Shape]]]:
-    """Return the shapes of `entries`, which have a `group` and a `state`, group by group; None for empty states."""
+def shapes_by_group(entries: Sequence[Entry]) -> list[list[Optional[Shape]]]:
+    """Return the shapes of `entries`, group by group; None for empty states."""
     groups: dict[int, list[Optional[Shape]]] = {}
     for entry in entries:
         average = entry.state.get("exp_avg")
@@ -79,14 +81,14 @@ def given_groups(optimizer: Muon) -> dict[str, int]:
     return numbers
 
 
-def orders_that_may_differ(pairs: Sequence[tuple[Any, Any]], given: Optional[Mapping[str, int]]) -> list[str]:
+def orders_that_may_differ(pairs: Sequence[tuple[Entry, Entry]], given: Optional[Mapping[str, int]]) -> list[str]:
     """Return a problem for each shape whose parameters are in more groups here than in the source, or in fewer.
 
-    `pairs` are a parameter with its `shape` and `branch`, and the entry that has its place in the source; both have a
-    `group`. With other groups the order of the source differs from this optimizer's, or may differ: muon.py's example
-    has a group of the head before that of the embedding. Each branch counts by itself, as both have orders of their
-    own, unless the source has one order for all: then `given`, which else is None, says by name in which group the user
-    passed a parameter, and shapes have told groups of the source apart.
+    `pairs` are a parameter and the entry that has its place in the source. With other groups the order of the source
+    differs from this optimizer's, or may differ: muon.py's example has a group of the head before that of the
+    embedding. Each branch counts by itself, as both have orders of their own, unless the source has one order for all:
+    then `given`, which else is None, says by name in which group the user passed a parameter, and shapes have told
+    groups of the source apart.
     """
     example = "as in [name for name, _ in model.named_parameters()]"
     if given is None:

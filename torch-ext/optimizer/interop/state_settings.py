@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Sequence
 
 from ..parameters.groups import LENGTHS, other_meanings
 from ..parameters.setting_values import plain_number_or_tensor
+from .state_matching import Entry
 from .state_rates import imported_rates
 from .state_sources import Settings, Source, branch_by_flag, translated
 
 
 def merged_groups(
-    groups: Sequence[Settings], pairs: Sequence[tuple[Any, Any]], source: Source
+    groups: Sequence[Settings], pairs: Sequence[tuple[Entry, Entry]], source: Source
 ) -> tuple[list[Settings], list[str]]:
     """Return `groups` with the settings that they get from the source, and notes on the others.
 
-    `pairs` are a parameter of a group and its entry in the source; both have a `group`.
+    `pairs` are a parameter of a group and its entry in the source.
     """
     changes, notes = [], []
     for i, group in enumerate(groups):

@@ -72,10 +72,10 @@ def gram_matrix(X: Tensor, products: Products, chain_dtype: torch.dtype, out: Op
 
 def apply_window(Q: Tensor, X: Tensor, window: Schedule, products: Products, out: Optional[Tensor] = None) -> Tensor:
     """Return what a window's steps make of X (..., m, n); Q (..., m, m) is their `window_product`."""
-    return products.affine(Q.to(X.dtype), X, addend(window, products), out)
+    return products.affine(Q.to(X.dtype), X, _addend(window, products), out)
 
 
-def addend(window: Schedule, products: Products) -> float:
+def _addend(window: Schedule, products: Products) -> float:
     """Return beta of Q X + beta X, which a window's steps make of X; Q is their `window_product`.
 
     A single step adds a X, as the standard iteration does: a I + b R + c R² would be rounded to X's dtype as a whole.
@@ -86,12 +86,12 @@ def addend(window: Schedule, products: Products) -> float:
 def window_product(R: Tensor, window: Schedule, products: Products, out: Optional[Tensor] = None) -> Tensor:
     """Return Q (..., m, m) for the Gram matrix R = X Xᵀ at a window's start, written to `out` if that is given.
 
-    Q is the product of the window's steps, less the `addend`.
+    Q is the product of the window's steps, less the `_addend`.
     """
     Q = None
     for step, (a, b, c) in enumerate(window, 1):
         place = out if step == len(window) else None
-        diagonal = a - addend(window, products)
+        diagonal = a - _addend(window, products)
         if Q is None:
             H = Q = products.gram_affine(R, b, c, diagonal, place)  # a I + b R + c R²
         else:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from torch import Tensor
 
 from ..iteration import DTYPES
 from .checkpoints import MADE_UP
-from .groups import listed, named_parameters, names_of, reason_of
 from .matrices import EXPERT_KEYS, is_stack
-from .names import bare_name, repeated
+from .names import bare_name, listed, named_parameters, names_of, repeated
 from .rates import rate_of
 from .roles import ROLES
-from .routing import UNDECIDED
+from .routing import UNDECIDED, Route, reason_of
 from .settings import Group
 from .synonyms import pop_branch_
 
@@ -53,19 +52,10 @@ class Uncut(NamedTuple):
     left_open: Mapping[str, Any]  # the settings that the remark asks for, as the group has them
 
 
-class Routed(NamedTuple):
-    """The branch of a parameter and the reason; rows of `explain()` have the same four fields."""
-
-    name: str
-    shape: tuple[int, ...]
-    branch: str
-    reason: str
-
-
-def routed(groups: Sequence[Group], reasons: Mapping[Tensor, str]) -> list[Routed]:
+def routed(groups: Sequence[Group], reasons: Mapping[Tensor, str]) -> list[Route]:
     """Return the routes of all parameters of `groups`; parameters that a wrapper appended count as decided."""
     return [
-        Routed(
+        Route(
             name, tuple(p.shape), "muon" if group["use_muon"] else group["fallback"], reasons.get(p, reason_of(group))
         )
         for group in groups
@@ -73,7 +63,7 @@ def routed(groups: Sequence[Group], reasons: Mapping[Tensor, str]) -> list[Route
     ]
 
 
-def advice(routes: Iterable[Routed], others: Sequence[Routed] = ()) -> list[str]:
+def advice(routes: Iterable[Route], others: Sequence[Route] = ()) -> list[str]:
     """Return a line for each question that a user should decide about these parameters; empty if there is none.
 
     `others` are those of the same optimizer about which a user has decided. They count in what Muon has of the whole.
@@ -81,7 +71,7 @@ def advice(routes: Iterable[Routed], others: Sequence[Routed] = ()) -> list[str]
     routes = list(routes)
     everything = [*others, *routes]
     undecided = [route for route in routes if route.reason == UNDECIDED]
-    muon = sum(_elements(route) for route in everything if route.branch == "muon")
+    muon = sum(route.elements for route in everything if route.branch == "muon")
     matrices = [route for route in everything if route.branch != "muon" and sum(size > 1 for size in route.shape) > 1]
     left = [route for route in matrices if _kind(route) in _BY_ROUTING]
     hidden = [route for route in left if _kind(route) not in _OUTER]
@@ -89,7 +79,7 @@ def advice(routes: Iterable[Routed], others: Sequence[Routed] = ()) -> list[str]
     unnamed = _with_empty_names(routes)
     if unnamed:
         lines.append(_nameless(unnamed))
-    share = muon / (muon + sum(map(_elements, hidden))) if muon else 0.0
+    share = muon / (muon + sum(route.elements for route in hidden)) if muon else 0.0
     if set(left).isdisjoint(routes):
         return lines
     if muon and share < LEAST_SHARE:
@@ -159,7 +149,7 @@ def same_names(groups: Sequence[Group], added: Sequence[Group]) -> list[str]:
     ]
 
 
-def remarks(routes: Iterable[Routed]) -> list[str]:
+def remarks(routes: Iterable[Route]) -> list[str]:
     """Return a line for each choice on which published results disagree; for information only."""
     factors = [route for route in routes if route.branch == "muon" and _kind(route) == "lora"]
     return [_LORA.format(len(factors))] if factors else []
@@ -198,7 +188,7 @@ def left_out(named: Iterable[tuple[str, Tensor]]) -> list[str]:
     return lines
 
 
-def _little(what: str, left: Sequence[Routed]) -> str:
+def _little(what: str, left: Sequence[Route]) -> str:
     reasons = Counter(map(_kind, left)).most_common()
     return (
         f"Muon has {what}: the fallback updates {_described(left)}, because of "
@@ -208,7 +198,7 @@ def _little(what: str, left: Sequence[Routed]) -> str:
     )
 
 
-def _with_empty_names(routes: Sequence[Routed]) -> list[Routed]:
+def _with_empty_names(routes: Sequence[Route]) -> list[Route]:
     """Return the matrices whose names do not show whether they are embeddings or heads.
 
     A name is empty if it is a number, or `weight` alone beside the names of other layers. Where `groups_for` has found
@@ -225,7 +215,7 @@ def _with_empty_names(routes: Sequence[Routed]) -> list[Routed]:
     return [route for route, name in zip(routes, names) if route.reason == "matrix" and is_empty(name)]
 
 
-def _nameless(routes: Sequence[Routed]) -> str:
+def _nameless(routes: Sequence[Route]) -> str:
     return (
         f"{_described(routes)}: matrices without names, or with names that say nothing (a number as in nn.Sequential, "
         "'weight' alone as in head.named_parameters()). Muon updates them all, even embeddings and output heads, which "
@@ -235,18 +225,14 @@ def _nameless(routes: Sequence[Routed]) -> str:
     )
 
 
-def _kind(route: Routed) -> str:
+def _kind(route: Route) -> str:
     return route.reason.split(":")[0]
 
 
-def _described(routes: Sequence[Routed]) -> str:
+def _described(routes: Sequence[Route]) -> str:
     """Return a text with the number of parameters and elements, and the largest parameter."""
-    largest = max(routes, key=_elements)
+    largest = max(routes, key=attrgetter("elements"))
     example = f"{largest.name} {largest.shape}"
     if len(routes) == 1:
         return example
-    return f"{len(routes)} parameters ({sum(map(_elements, routes)):,} elements), such as {example}"
-
-
-def _elements(route: Routed) -> int:
-    return math.prod(route.shape)
+    return f"{len(routes)} parameters ({sum(route.elements for route in routes):,} elements), such as {example}"

@@ -13,12 +13,12 @@ from torch import Tensor
 from ..kernels.user_warnings import warn_user
 from .checks import check_dtypes, check_fake_mode
 from .file_sources import THIS_PACKAGE, advice_for, source_of
-from .groups import listed, loaded_group, named_parameters, names_of
-from .names import bare_name
+from .groups import loaded_group
+from .names import bare_name, listed, named_parameters, names_of
 from .saved_forms import check_form, rounding
-from .saved_values import check_values
 from .settings import SCHEDULED, SETTINGS, Group
 from .state import BUFFER, KEYS
+from .state_values import check_values
 
 # Settings of which a load does not warn: every file brings rates and decay, and some schedulers cycle the others.
 _EXPECTED_TO_CHANGE = {*SCHEDULED, "lr_factor", "decay_lr", "momentum", "adamw_betas"}

@@ -1,8 +1,8 @@
-"""Parameter groups: how mixed ones are split by branch, and how groups are named, saved and loaded."""
+"""Parameter groups: how mixed ones are split by branch, and how groups are saved and loaded."""
 
 from __future__ import annotations
 
-from typing import Any, Collection, Iterator, Mapping, Optional, Sequence
+from typing import Any, Collection, Mapping, Optional, Sequence
 
 from torch import Tensor
 
@@ -12,8 +12,9 @@ from .checks import check_parameter, check_trainable
 from .group_keys import check_keys
 from .matrices import is_stack, moments_in_group, view_in_group
 from .momentum_blocks import blocks_in_group
+from .names import listed, named_parameters, names_of
 from .rates import fallback_decay, fallback_rate, first_decay_lr
-from .routing import IsMuon, decide, unique_parameters
+from .routing import IsMuon, decide, reason_of, unique_parameters
 from .sequences import is_sequence
 from .setting_values import flag
 from .settings import DISSOLVED, Group, keeps_norm, plain_settings
@@ -166,29 +167,6 @@ def loaded_group(
     if loaded["use_muon"] and "stacked" not in saved and "expert_keys" in saved:
         _check_same_stacks(loaded, saved["expert_keys"])
     return loaded
-
-
-def names_of(group: Group) -> list[str]:
-    """Return the names of a group's parameters; parameters that a wrapper has appended are called `unnamed_<i>`."""
-    names = list(group["param_names"])
-    return names + [f"unnamed_{i}" for i in range(len(names), len(group["params"]))]
-
-
-def named_parameters(group: Group) -> Iterator[tuple[str, Tensor]]:
-    """Yield each parameter of a group with its name (`names_of`)."""
-    return zip(names_of(group), group["params"])
-
-
-def listed(names: Sequence[str], shown: int = 3) -> str:
-    """Return a text with the first of `names` and the number of the others."""
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return f"{', '.join(names[:shown])}{more}"
-
-
-def reason_of(group: Group) -> str:
-    """Return the reason for a branch that the group itself chose: its `reason`, or `use_muon` with its `role`."""
-    default = f"use_muon: {group['role']}" if "role" in group else "use_muon"
-    return str(group.get("reason", default))
 
 
 def _check_same_group(current: Group, saved: Group) -> None:

@@ -103,12 +103,12 @@ def matrix_view(
     *,
     conv_mode: str = "flatten",
     normalize_spatial: bool = True,
-    experts: bool = False,
+    stacked: bool = False,
     split_rows: Optional[Sequence[int]] = None,
 ) -> MatrixView:
     """Return how `p`, which has at least two dimensions, is seen as matrices; only its shape and layout are used.
 
-    Two dimensions are one matrix (rows, cols). With `experts`, (E, rows, cols) are E matrices (`is_stack`), and
+    Two dimensions are one matrix (rows, cols). With `stacked`, (E, rows, cols) are E matrices (`is_stack`), and
     (E, 2, rows, cols) are 2 E. Others are convolutions (out, in, *kernel): with `conv_mode` `flatten` one matrix
     (out, in * positions), with `batched` one (out, in) for each position of the kernel, whose updates
     `normalize_spatial` divides by sqrt(positions).
@@ -119,7 +119,7 @@ def matrix_view(
     """
     shape = tuple(p.shape)
     stack_axes, row_axis, col_axes = (), 0, (1,)
-    if len(shape) > 2 and experts:
+    if len(shape) > 2 and stacked:
         *stack_axes, row_axis, last = range(len(shape))
         stack_axes, col_axes = tuple(stack_axes), (last,)
     elif len(shape) > 2 and conv_mode == "flatten":
@@ -160,15 +160,15 @@ def _columns_in_memory(p: Tensor) -> tuple[int, ...]:
 
 
 def transposed_view(
-    name: str, p: Tensor, *, experts: bool = False, split_rows: Optional[Sequence[int]] = None
+    name: str, p: Tensor, *, stacked: bool = False, split_rows: Optional[Sequence[int]] = None
 ) -> MatrixView:
     """Return how weights (in, out), as in transformers' `Conv1D`, or experts (E, in, out) are seen as matrices.
 
     The matrices are (out, in), and `split_rows` cuts their rows. Raises ValueError for other shapes and other sums.
     """
-    if p.ndim > 2 and not experts:
+    if p.ndim > 2 and not stacked:
         raise ValueError(f"transposed=True is for matrices (in, out) and stacks of them, {name} is {tuple(p.shape)}")
-    view = matrix_view(name, p, experts=experts)
+    view = matrix_view(name, p, stacked=stacked)
     rows, axes = _parts(name, view.cols, split_rows), (view.row_axis, *view.col_axes)
     return replace(view, row_axis=axes[1], col_axes=axes[:1], rows=rows, cols=view.rows[0])
 
@@ -203,9 +203,9 @@ def view_in_group(name: str, p: Tensor, group: Mapping[str, Any]) -> MatrixView:
             "write stacked=True or stacked=False, or name stacks by expert_keys; for position tables, use_muon=False"
         )
     if group["transposed"]:
-        return transposed_view(name, p, experts=stack, split_rows=group["split_rows"])
+        return transposed_view(name, p, stacked=stack, split_rows=group["split_rows"])
     settings = {key: group[key] for key in ("conv_mode", "normalize_spatial", "split_rows")}
-    return matrix_view(name, p, experts=stack, **settings)
+    return matrix_view(name, p, stacked=stack, **settings)
 
 
 def moments_in_group(name: str, p: Tensor, group: Mapping[str, Any]) -> Optional[MatrixView]:

@@ -50,14 +50,10 @@ def check_live_tensors(group: Group) -> None:
 def fallback_rate(changed: Group, settings: Group, default_adamw_lr: Optional[Number]) -> tuple[Number, float]:
     """Return `lr` and `lr_factor` of an AdamW group with these `settings`, some of which the user has `changed`.
 
-    The first of these that is given counts: the group's `lr_factor`, its `adamw_lr`, its `lr`, the default `adamw_lr`.
-    If `adamw_lr` has no ratio to `lr`, because it is a tensor or `lr` is 0, it becomes the `lr`, with factor 1.
+    The group's `lr_factor` counts if it is given, else the rate that `_of_fallback` returns. If that has no ratio to
+    `lr`, because it is a tensor or `lr` is 0, it becomes the `lr`, with factor 1.
     """
-    lr, factor, rate = settings["lr"], settings["lr_factor"], None
-    if changed.get("adamw_lr") is not None:
-        rate = settings["adamw_lr"]
-    elif changed.get("lr") is None:
-        rate = default_adamw_lr
+    lr, factor, rate = settings["lr"], settings["lr_factor"], _of_fallback("lr", changed, settings, default_adamw_lr)
     if rate is None or "lr_factor" in changed:
         return lr, factor
     ratio = ratio_of(rate, lr)
@@ -73,16 +69,19 @@ def ratio_of(rate: Number, lr: Number) -> Optional[float]:
 
 
 def fallback_decay(changed: Group, settings: Group, default_adamw_weight_decay: Optional[Number]) -> Number:
-    """Return the `weight_decay` of an AdamW group with these `settings`, some of which the user has `changed`.
+    """Return the `weight_decay` of an AdamW group with these `settings`, some of which the user has `changed`."""
+    decay = _of_fallback("weight_decay", changed, settings, default_adamw_weight_decay)
+    return settings["weight_decay"] if decay is None else decay
 
-    The first of these that is given counts: the group's `adamw_weight_decay`, its `weight_decay`, the default
-    `adamw_weight_decay`.
+
+def _of_fallback(key: str, changed: Group, settings: Group, default: Optional[Number]) -> Optional[Number]:
+    """Return the fallback's own number for a key, None where it has that of matrices.
+
+    The first of these that is given counts: the group's `adamw_<key>`, its `<key>`, the default `adamw_<key>`.
     """
-    if changed.get("adamw_weight_decay") is not None:
-        return settings["adamw_weight_decay"]
-    if changed.get("weight_decay") is None and default_adamw_weight_decay is not None:
-        return default_adamw_weight_decay
-    return settings["weight_decay"]
+    if changed.get(f"adamw_{key}") is not None:
+        return settings[f"adamw_{key}"]
+    return default if changed.get(key) is None else None
 
 
 def first_decay_lr(settings: Group, lr: float | Tensor) -> Optional[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Iterable, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence, Union
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -22,6 +22,37 @@ MIN_SIDE = 4
 MAX_ASPECT = 128.0
 
 IsMuon = Callable[[str, Tensor], Optional[bool]]
+
+
+class Route(NamedTuple):
+    """A row of `explain()`: what happens to a parameter. Its `branch` is `muon` or its `fallback`.
+
+    Fields that do not apply are None.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    branch: str
+    reason: str
+    matrices: int = 0
+    multipliers: tuple[float, ...] = ()  # the different ones of its matrices, in their order
+    # A rank; `several` if its matrices have several owners, `all` if ranks sum its Gram matrices; None: this process.
+    owner: Union[int, str, None] = None
+    kernel: Optional[str] = None
+    lr: Union[float, str, None] = None  # the value at the call; a string for a tensor on a GPU
+    weight_decay: Union[float, str, None] = None  # the same
+    state_bytes: Optional[int] = None  # of the whole tensor's state
+    flops: Optional[float] = None  # of its orthogonalization in one step, an estimate
+
+    @property
+    def multiplier(self) -> Optional[float]:
+        """The multiplier of its first matrix; None if it has none."""
+        return next(iter(self.multipliers), None)
+
+    @property
+    def elements(self) -> int:
+        """How many numbers the parameter has."""
+        return math.prod(self.shape)
 
 
 def unique_parameters(
@@ -112,6 +143,12 @@ def decide(
     if None not in objections:
         return "adamw", objections[0]
     return ("adamw", UNDECIDED) if stack is None else ("muon", lora or "matrix")
+
+
+def reason_of(group: Mapping[str, Any]) -> str:
+    """Return the reason for a branch that the group itself chose: its `reason`, or `use_muon` with its `role`."""
+    default = f"use_muon: {group['role']}" if "role" in group else "use_muon"
+    return str(group.get("reason", default))
 
 
 def objection_to(shape: tuple[int, ...], max_aspect: float) -> Optional[str]:

@@ -35,6 +35,10 @@ FALLBACK_STATE = ("exp_avg", "exp_avg_sq", COUNT)
 KEYS = (BUFFER, SCALE, MOMENTS, REMAINDER, *FALLBACK_STATE)
 
 
+# The state of an optimizer: for each parameter that has one, its tensors by these keys.
+State = Mapping[Tensor, Mapping[str, Tensor]]
+
+
 class StateTensor(NamedTuple):
     """One tensor of a parameter's state; new ones are zeros."""
 
@@ -165,7 +169,7 @@ def check_loaded(state: Mapping[str, Any], name: str, p: Tensor, group: Mapping[
     """Raise ValueError unless a loaded state of `p`, saved at `position`, fits its group or is empty.
 
     Momentum without scales is floating-point momentum, which groups with 8-bit momentum accept too. Keys of other
-    packages may hold anything. `saved_values` has checked the kinds of the tensors.
+    packages may hold anything. `state_values` has checked the kinds of the tensors.
     """
     wanted = state_tensors(name, p, group)
     needed = {key for key, kind in wanted.items() if not kind.may_lack and not kind.is_elsewhere}

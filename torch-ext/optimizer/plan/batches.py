@@ -12,6 +12,7 @@ import torch
 from ..iteration import Iteration
 from ..parameters.sequences import grouped
 from ..polar.chains import chain_key
+from ..polar.factors import iteration_bytes
 from ..polar.packing import BATCH_BYTES, even_pieces, matrices_together, packed_together
 from ..rules.equalization import Equalization
 from .matrix import Matrix
@@ -86,22 +87,9 @@ class Batch:
         (m, n), count, work = sorted(self.packed_shape), len(self.matrices), self.iteration.work_dtype.itemsize
         equalized = 0 if self.equalization.before == "none" else count * m * n * self.packed_dtype.itemsize
         balanced = 0 if self.moments_shape is None else count * m * n * work
-        return equalized + max(self._iteration_bytes, balanced)
-
-    @property
-    def _iteration_bytes(self) -> int:
-        """The most bytes that its iteration works in beside `memory`."""
-        (m, n), iteration, count = sorted(self.packed_shape), self.iteration, len(self.matrices)
-        work, square = iteration.work_dtype.itemsize, m * m * iteration.chain_dtype.itemsize
-        if chain_key(self.device, iteration) is not None:
-            # For all matrices: a copy; then what normalises it, or Gram matrices and products, rounded and made from
-            # a copy in the chain's dtype.
-            other = iteration.chain_dtype != iteration.work_dtype
-            squares = 2 * square + (m * m * work + m * n * iteration.chain_dtype.itemsize if other else 0)
-            exact = max(4, self.packed_dtype.itemsize)
-            return count * (m * n * work + max(squares, m * n * exact)) + self._together * 5 * square
-        squares = 0 if iteration.method == "standard" or iteration.squares[0] else 5
-        return self._together * max(2 * m * n * work + squares * square, m * n * (work + 4))
+        counts = count, self._together
+        worked_in = iteration_bytes(self.iteration, self.device, (m, n), counts, self.packed_dtype)
+        return equalized + max(worked_in, balanced)
 
     @property
     def _together(self) -> int:

@@ -26,27 +26,38 @@ FLOPS_OF_AN_ELEMENT = int(2 * FLOPS_PER_SECOND / BYTES_PER_SECOND)
 WORTH_SENDING = 2**28
 
 
-def flops(rows: int, cols: int) -> int:
+def standard_step_flops(rows: int, cols: int) -> int:
     """Return the FLOPs of one step of the standard iteration, 4 m² n + 2 m³, without the savings of symmetry."""
     return int(iteration_costs(*sorted((rows, cols)), 1, 1, SINGLE)[0])
 
 
 def owners_cost(rows: int, cols: int, steps: int) -> int:
     """Return the cost of a matrix to its owner in FLOPs: `steps` steps, and sending each element once."""
-    return steps * flops(rows, cols) + FLOPS_OF_AN_ELEMENT * rows * cols
+    return steps * standard_step_flops(rows, cols) + FLOPS_OF_AN_ELEMENT * rows * cols
 
 
-def team_cost(size: tuple[int, int], steps: int, windows: int, members: int) -> int:
-    """Return the cost of a wide m x n matrix, in FLOPs, to each of the `members` ranks that work on it together.
+def sum_cost(
+    size: tuple[int, int], steps: int, windows: int, members: int, bytes_per_second: float = BYTES_PER_SECOND
+) -> float:
+    """Return the cost of a wide m x n matrix, in FLOPs, to each of the `members` ranks that sum its Gram matrices.
 
-    Each member does its share of the products with the long side and all of the m x m products. Within a node the
-    columns go to the members and back, two bytes an element. Gram matrices are summed in float32; in a ring each rank
-    sends them twice.
+    Each member does its share of the products with the long side and all of the m x m products. Gram matrices are
+    summed in float32; in a ring each rank sends them twice. Products count as saving nothing, as for owners: all ranks
+    must decide alike, whatever they measured.
     """
     m, n = size
     _, products = iteration_costs(m, n / members, steps, windows, SINGLE)
-    sent = 2 * 2 * m * n + windows * 2 * 4 * m * m
-    return int(products + sent * FLOPS_PER_SECOND / NODE_BYTES_PER_SECOND + FLOPS_OF_AN_ELEMENT * m * n)
+    return products + windows * 2 * 4 * m * m * FLOPS_PER_SECOND / bytes_per_second
+
+
+def team_cost(size: tuple[int, int], steps: int, windows: int, members: int) -> int:
+    """Return the cost of a wide m x n matrix, in FLOPs, to each of the `members` ranks of a team: they are on one node.
+
+    They sum its Gram matrices. Before and after that its columns go to the members and back, two bytes an element.
+    """
+    m, n = size
+    columns = 2 * 2 * m * n * FLOPS_PER_SECOND / NODE_BYTES_PER_SECOND
+    return int(sum_cost(size, steps, windows, members, NODE_BYTES_PER_SECOND) + columns + FLOPS_OF_AN_ELEMENT * m * n)
 
 
 def useful_copies(work: float, largest: float, elements: int, ranks: int, copies: int) -> tuple[int, float]:

@@ -8,11 +8,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import Optional, Sequence
 
-from ..parameters.groups import listed
+from ..parameters.names import listed
 from ..parameters.sequences import grouped
 from .batches import Batch, chains, plan_batches
 from .blocks import Block, blocks_of
-from .costs import flops, useful_chunks, useful_copies
+from .costs import standard_step_flops, useful_chunks, useful_copies
 from .exchange_options import ExchangeOptions
 from .layout import Layout, mesh_of
 from .matrix import Matrix, names_of_parameters
@@ -60,7 +60,7 @@ class Chunk:
         if self.teams:
             return "muon.orthogonalize"
         owned = self.messages.owner.matrices
-        work = sum(flops(m.rows, m.cols) * sum(map(len, m.iteration.windows)) for m in owned)
+        work = sum(standard_step_flops(m.rows, m.cols) * sum(map(len, m.iteration.windows)) for m in owned)
         return f"muon.orthogonalize {work / 1e9:.6g} GFLOP"
 
 
@@ -115,10 +115,11 @@ class Exchange:
 def plan_exchanges(
     matrices: Sequence[Matrix], rank: int, options: ExchangeOptions
 ) -> tuple[tuple[Exchange, ...], list[Matrix]]:
-    """Return the exchanges of `matrices`, as `rank` sees them, and those that it works on alone.
+    """Return the exchanges of `matrices`, as `rank` sees them, and the matrices that it works on alone.
 
-    These are whole on this rank, and a step takes no longer if each rank with a copy repeats their work. In an exchange
-    a rank holds at most `chunk_elements` of a chunk, or one matrix for each part if that is more.
+    It works alone on a matrix that it holds whole if each rank with a copy repeats the work, which `replica_groups`
+    decides. In an exchange a rank holds at most `chunk_elements` of a chunk, or one matrix for each part if that is
+    more.
     """
     chunk_bytes = options.chunk_bytes
     by_parameter = (list(members) for _, members in itertools.groupby(matrices, lambda matrix: matrix.parameter))

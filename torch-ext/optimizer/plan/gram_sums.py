@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Hashable, Optional, Sequence
 
-from ..iteration import iteration_costs
-from ..kernels.products import SINGLE
-from ..parameters.groups import listed
+from ..parameters.names import listed
 from ..parameters.sequences import grouped
 from ..rules.equalization import Equalization
 from .batches import slices
-from .costs import FLOPS_OF_AN_ELEMENT, flops
+from .costs import FLOPS_OF_AN_ELEMENT, standard_step_flops, sum_cost
 from .exchanges import MOST_CHUNK_BYTES
 from .matrix import Matrix, names_of_parameters
 from .process_groups import Ranks
@@ -86,11 +84,8 @@ def _is_cheaper(matrix: Matrix) -> bool:
     """Whether summing the Gram matrix costs less than sending the parts to an owner and back."""
     (m, n), steps = matrix.size, len(matrix.parameter.schedule)
     parts, windows = len(matrix.holders), len(matrix.iteration.windows)
-    # Counted with products that save nothing, as for owners: all ranks must decide alike, whatever they measured.
-    _, products = iteration_costs(m, n / parts, steps, windows, SINGLE)
-    # In a ring each rank sends the summed matrix twice. It is float32, which counts as two elements.
-    together = products + FLOPS_OF_AN_ELEMENT * windows * 2 * 2 * m * m
-    return together < (steps * flops(m, n) + FLOPS_OF_AN_ELEMENT * 2 * m * n) / parts
+    by_owners = steps * standard_step_flops(m, n) + FLOPS_OF_AN_ELEMENT * 2 * m * n
+    return sum_cost(matrix.size, steps, windows, parts) < by_owners / parts
 
 
 def _batch_key(matrix: Matrix) -> Hashable:

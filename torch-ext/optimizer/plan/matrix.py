@@ -15,7 +15,7 @@ from ..parameters.settings import Group, multiplier_in_group
 from ..parameters.state import moments_dtype
 from ..rules.equalization import Equalization
 from ..schedules import Schedule
-from .costs import WORTH_SENDING, flops, owners_cost
+from .costs import WORTH_SENDING, owners_cost, standard_step_flops
 from .process_groups import Ranks, this_rank, world_size
 from .shards import Part, Shards
 
@@ -199,7 +199,7 @@ class Matrix:
             return False
         if not self.shards.is_whole(self.index):
             return True
-        return self.shards.copies > 1 and flops(self.rows, self.cols) > WORTH_SENDING
+        return self.shards.copies > 1 and standard_step_flops(self.rows, self.cols) > WORTH_SENDING
 
 
 def names_of_parameters(matrices: Iterable[Matrix]) -> tuple[str, ...]:

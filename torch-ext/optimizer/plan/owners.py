@@ -13,9 +13,10 @@ from .matrix import Matrix
 def chunks_by_size(matrices: Sequence[Matrix], everybody: Hashable, limit: int) -> Iterator[list[int]]:
     """Yield the positions of `matrices` in descending cost, cut into chunks.
 
-    For each set of holders a chunk has parts of at most `limit` elements in total, or as many matrices as each has
-    parts, if that is more. Matrices that `everybody` holds count for all sets. Matrices of equal cost alternate between
-    sets of holders, so that no rank idles in a chunk.
+    A chunk is full when a rank would have parts of more than `limit` elements. But it takes at least as many matrices
+    as each is cut into parts, so that each of the ranks that hold these parts can own one. Both are counted for each
+    set of holders, since an expert is on some of the ranks; what `everybody` holds counts for all sets. Matrices of
+    equal cost alternate between sets of holders, so that no rank idles in a chunk.
     """
     holders = [None if matrix.holders == everybody else matrix.holders for matrix in matrices]
     turns: defaultdict[tuple[int, Optional[Hashable]], Iterator[int]] = defaultdict(itertools.count)

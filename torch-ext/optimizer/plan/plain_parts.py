@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from ..parameters.groups import named_parameters
+from ..parameters.names import named_parameters
 from .layout import has_shards
 from .process_groups import world_size
 

@@ -10,20 +10,18 @@ from operator import itemgetter
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
 import torch
-from torch import Tensor
 
 from ..iteration import choose_iteration, default_work_dtype
 from ..kernels.formats import float32_roundoffs
 from ..kernels.machine import key_of
 from ..kernels.measurements import changed, failed
 from ..kernels.products import triton_fault
-from ..parameters.groups import named_parameters
 from ..parameters.matrices import moments_in_group, view_in_group
-from ..parameters.names import bare_name
+from ..parameters.names import bare_name, named_parameters
 from ..parameters.rates import live_tensors
 from ..parameters.sequences import grouped
 from ..parameters.settings import PLANNED, STACKED, Group, keeps_norm
-from ..parameters.state import BUFFER
+from ..parameters.state import BUFFER, State
 from ..rules.equalization import Equalization
 from ..schedules import resolve_schedule
 from ..tuning.contest import tasks_of
@@ -37,9 +35,6 @@ from .process_groups import Ranks, this_rank
 from .shards import check_shards, shards_of
 from .teams import Team
 from .terms import Terms, terms_of
-
-State = Mapping[Tensor, Mapping[str, Tensor]]
-Groups = Sequence[Group]
 
 _STACKED_OF, _PLANNED_OF = itemgetter(*STACKED), itemgetter(*PLANNED)
 
@@ -100,7 +95,7 @@ class Plan:
 
 
 def make_plan(
-    groups: Groups, state: State, options: ExchangeOptions, replica_ranks: Optional[Ranks], common_line: str
+    groups: Sequence[Group], state: State, options: ExchangeOptions, replica_ranks: Optional[Ranks], common_line: str
 ) -> Plan:
     """Return the plan for the parameters of `groups`.
 
@@ -152,13 +147,13 @@ def failures(matrices: Iterable[Matrix]) -> dict[Ranks, str]:
     return {ranks: f"failed here: {', '.join(sorted(_failed(kinds))) or 'nothing'}" for ranks, kinds in tried.items()}
 
 
-def stack_groups(groups: Groups) -> list[int]:
+def stack_groups(groups: Sequence[Group]) -> list[int]:
     """Return, for each group, the number of the first group whose matrices may share batches with its matrices."""
     values = list(map(_STACKED_OF, groups))
     return [values.index(value) for value in values]
 
 
-def planned_settings(groups: Groups) -> list[tuple[Any, ...]]:
+def planned_settings(groups: Sequence[Group]) -> list[tuple[Any, ...]]:
     """Return the settings of each group on which the plan depends, and the devices of those that are tensors.
 
     Of live settings only equality between groups matters: if momentum rises equally in all groups, the plan stays.
@@ -182,7 +177,9 @@ def _failed(kinds: Iterable[tuple]) -> set[str]:
     return wrong | {f"Triton ({fault})" for fault in map(triton_fault, {device for device, *_ in kinds}) if fault}
 
 
-def _parameters(groups: Groups, state: State, replica_ranks: Optional[Ranks]) -> Iterator[tuple[Parameter, bool]]:
+def _parameters(
+    groups: Sequence[Group], state: State, replica_ranks: Optional[Ranks]
+) -> Iterator[tuple[Parameter, bool]]:
     """Yield each of Muon's parameters, and whether it is frozen."""
     numbers = itertools.count()
     for i, (group, stack_group) in enumerate(zip(groups, stack_groups(groups))):
@@ -228,7 +225,7 @@ def _seed_of(name: str) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def _fallback_batches(groups: Groups, replica_ranks: Optional[Ranks]) -> Iterator[FallbackBatch]:
+def _fallback_batches(groups: Sequence[Group], replica_ranks: Optional[Ranks]) -> Iterator[FallbackBatch]:
     """Yield the batches of the groups that the fallback updates."""
     for number, group in enumerate(groups):
         if group["use_muon"]:

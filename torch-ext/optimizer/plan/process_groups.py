@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from ..parameters.groups import listed
+from ..parameters.names import listed
 
 Ranks = tuple[int, ...]  # in rising order
 

@@ -77,7 +77,10 @@ def with_teams(matrices: Sequence[Matrix], ranks_per_matrix: int) -> list[Matrix
 
 
 def _step_cost(matrices: Sequence[Matrix]) -> float:
-    """Return what a step costs each rank, in FLOPs. Matrices with the same number of copies are exchanged together."""
+    """Return about what a step costs each rank, in FLOPs, as if matrices with other numbers of copies came afterwards.
+
+    `replica_groups` decides for all copied matrices of a family together, and exchanges some of these in one go.
+    """
     cost = 0.0
     for together in grouped(matrices, lambda matrix: matrix.shards.copies):
         largest = max(together, key=lambda matrix: matrix.cost)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ..iteration import default_work_dtype
-from ..parameters.groups import named_parameters
 from ..parameters.matrices import view_in_group
+from ..parameters.names import named_parameters
 from ..parameters.sequences import grouped
 from ..parameters.settings import COMPARED_AT_EVERY_STEP, PLANNED, Group, multiplier_in_group
-from ..parameters.state import BUFFER
+from ..parameters.state import BUFFER, State
 from .layout import Layout, layout_of, local_part, runs_of
 from .process_groups import Ranks, this_rank
 from .runs import length
@@ -85,7 +85,7 @@ def terms_of(
     stack_groups: Sequence[int],
     failed: Mapping[Ranks, str],
     replica_ranks: Optional[Ranks],
-    state: Mapping[Tensor, Mapping[str, Tensor]],
+    state: State,
 ) -> dict[Ranks, Terms]:
     """Return the terms for each set of ranks that shares parameters with this rank.
 
@@ -165,7 +165,7 @@ def _copies(parameters: Sequence[_Shared]) -> Iterator[RankSets]:
         yield RankSets(here, in_order, part, counterweight(in_order[part]))
 
 
-def _state_of(p: Tensor, state: Mapping[Tensor, Mapping[str, Tensor]]) -> str:
+def _state_of(p: Tensor, state: State) -> str:
     """Return what ranks compare of a parameter's state: that it has none, or the dtype that momentum was loaded in."""
     if p.is_meta or p in state:
         return f"momentum in {state[p][BUFFER].dtype}" if BUFFER in state.get(p, ()) else "trained"

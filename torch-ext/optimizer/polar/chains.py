@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..iteration import Iteration
-from ..kernels.newton_schulz import addend, gram_matrix, window_product
+from ..kernels.newton_schulz import apply_window, gram_matrix, window_product
 from ..kernels.normalization import normalize
 from ..kernels.products import Products
 from ..kernels.tracing import is_transformed
@@ -62,9 +62,8 @@ def chained_polar_factors(operands: Sequence[Operand]) -> list[Tensor]:
     """Return the polar factors (B, m, n) of each operand, in the work dtype and without checks.
 
     The operands' matrices have one short side, and their iterations one `chain_key`. Factors are written to `out`
-    where that is given. Besides factors this takes memory for a copy of all matrices in the work dtype, for two m x m
-    matrices of each, and for five more of each that is worked on at once. If the chain has another dtype, one batch at
-    a time is copied to that.
+    where that is given. `factors.iteration_bytes` says how much memory this takes. If the chain has another dtype, one
+    batch at a time is copied to that.
     """
     first = operands[0].iteration
     windows, outs = first.windows, [_outs(operand) for operand in operands]
@@ -77,9 +76,9 @@ def chained_polar_factors(operands: Sequence[Operand]) -> list[Tensor]:
     tables = [operand.iteration.products for operand in operands]
     for left, window in zip(reversed(range(len(windows))), windows):
         Q = _window_products(_gram_matrices(Xs, tables, first.chain_dtype), window, first).to(first.work_dtype)
-        beta, parts = addend(window, first.products), Q.split([len(X) for X in Xs])
-        Xs = [table.affine(part, X, beta, out[left % 2]) for table, part, X, out in zip(tables, parts, Xs, outs)]
-        del Q, parts  # before the next window needs as much memory
+        each = zip(Q.split([len(X) for X in Xs]), Xs, tables, outs)
+        Xs = [apply_window(part, X, window, table, out[left % 2]) for part, X, table, out in each]
+        del Q, each  # before the next window needs as much memory
     return [X.mT if operand.is_tall else X for operand, X in zip(operands, Xs)]
 
 

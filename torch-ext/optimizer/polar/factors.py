@@ -95,12 +95,7 @@ def polar_factors(
     longer side. `norms` (B,) are G's Frobenius norms, if the caller knows them; an iteration in one launch takes none.
     `squares`, as many tensors (b, m, m) as `Iteration.squares` says, is memory that it uses, if it is given: for as
     many matrices as are worked on together, or for all of them.
-
-    For each of `matrices_together` matrices this takes memory for two copies in the work dtype and two
-    m x m matrices, in the Gram iteration five; or, during the normalisation, for one copy in the work dtype and one in
-    float32. On a CPU the compiled products need one copy, and in the Gram iteration four m x m matrices. If `out` is
-    given, that is the copy. `chained_polar_factors` says what the Gram iteration takes on a GPU, for as many
-    matrices as a step packs together.
+    `iteration_bytes` says how much memory this takes.
     """
     if chain_key(G.device, iteration) is not None:
         return _in_batches(Operand(G, iteration, eps, out, norms))
@@ -130,6 +125,26 @@ def polar_factors(
             room = squares and tuple(x[0] if single else x[: end - start] for x in squares)
             _polar_factor(X, iteration, eps, target, norm, room)
     return factors.mT if tall else factors
+
+
+def iteration_bytes(
+    iteration: Iteration, device: torch.device, size: tuple[int, int], counts: tuple[int, int], dtype: torch.dtype
+) -> int:
+    """Return the most bytes that the iteration of m x n matrices works in, beside G of this dtype, `out` and squares.
+
+    `size` is m, n with m <= n. `counts` are those of the matrices and of those that are worked on together.
+    """
+    (m, n), (count, together), work = size, counts, iteration.work_dtype.itemsize
+    square = m * m * iteration.chain_dtype.itemsize
+    if chain_key(device, iteration) is not None:
+        # For all matrices: a copy; then what normalises it, or Gram matrices and products, rounded and made from a copy
+        # in the chain's dtype. For those that are worked on together: the factors of a product.
+        other = iteration.chain_dtype != iteration.work_dtype
+        squares = 2 * square + (m * m * work + m * n * iteration.chain_dtype.itemsize if other else 0)
+        return count * (m * n * work + max(squares, m * n * max(4, dtype.itemsize))) + together * 5 * square
+    # Two copies and, in the Gram iteration, five squares; or a copy and what normalises it, in float32.
+    squares = 0 if iteration.method == "standard" or iteration.squares[0] else 5
+    return together * max(2 * m * n * work + squares * square, m * n * (work + 4))
 
 
 def _in_batches(operand: Operand) -> Tensor:

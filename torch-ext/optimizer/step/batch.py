@@ -1,4 +1,4 @@
-"""The update of one chain of batches of this process: momentum, orthogonalization, descent."""
+"""The update of the matrices that this process has alone, chain by chain: momentum, orthogonalization, descent."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from ..parameters.state import REMAINDER
 from ..rules.descent import DescentOptions, scale_rows_
 from ..rules.momentum import Directions, pack_momentum_
-from .finish import UpdateNorms, descend_parts_, finish_updates_
+from .finish import UpdateNorms, descend_parts_, finish_updates_, norms_memory_for_descent
 from .graphs import BatchToPack
 from .local_matrix import ROW_SCALE, momentum_of, take_momentum_, views_of
 from .moments import keep_moments_, stacked_moments
-from .polar_update import Packed, as_parameter, norms_memory_for_descent
+from .polar_update import Packed, as_parameter
 from .recipe import Recipe, StepContext
 from .workspace import LocalBatch
 

@@ -8,12 +8,11 @@ from typing import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..parameters.groups import listed
+from ..parameters.names import listed
 from ..parameters.sequences import grouped
 from ..parameters.settings import Group
-from ..parameters.state import KEYS
+from ..parameters.state import KEYS, State
 from ..plan.layout import local_part
-from ..plan.plan import State
 from ..plan.process_groups import Ranks, all_reduce_sum_, gathered
 from ..plan.terms import RankSets, Terms
 from .checksums import code_of_sets

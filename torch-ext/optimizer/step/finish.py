@@ -7,13 +7,16 @@ from typing import NamedTuple, Optional, Sequence
 import torch
 from torch import Tensor
 
+from ..kernels.native import IS_PORTABLE
+from ..kernels.normalization import frobenius_norm, has_native_passes
 from ..parameters.settings import Group
 from ..parameters.state import REMAINDER
+from ..plan.batches import Batch
 from ..rules.descent import DescentOptions, Number, descend_packed_
 from ..rules.hyperball import move_on_sphere_, replacing
 from ..rules.second_moment import balance_
 from .local_matrix import ROW_SCALE, LocalMatrix, others_of, views_of
-from .polar_update import norms_of_updates
+from .polar_update import norms_like
 from .recipe import Recipe
 
 
@@ -35,6 +38,28 @@ class UpdateNorms(NamedTuple):
         return self.norms if self.active is None else self.norms.where(self.active, 0.0)
 
 
+def norms_memory_for_descent(batch: Batch, updates: Tensor) -> Optional[Tensor]:
+    """Return memory for the norms (B,) of a batch's updates, which the descent is to write; None if it cannot.
+
+    It can if it applies the updates as they come from orthogonalization, and if the compiled passes take them. Torch's
+    functions would read the updates once more for the norms, in many launches.
+    """
+    changed = batch.moments_shape is not None or batch.first.parameter.keeps_norm
+    takes_them = not (IS_PORTABLE or changed) and has_native_passes(batch.device, updates.dtype)
+    return norms_like(updates) if takes_them else None
+
+
+def norms_of_updates(updates: Tensor) -> Tensor:
+    """Return the Frobenius norms (B,) of updates, in a pass over them, for those that the descent cannot write.
+
+    They are at least float32, and NaN for an update that is not finite.
+    """
+    dtype = torch.promote_types(updates.dtype, torch.float32)
+    if updates.device.type == "cpu":  # where torch's threads would hold the cores for a while after its own norm
+        return frobenius_norm(updates).flatten().to(dtype)
+    return torch.linalg.vector_norm(updates, dim=(-2, -1), dtype=dtype)
+
+
 def finish_updates_(
     updates: Tensor,
     recipe: Recipe,
@@ -46,7 +71,8 @@ def finish_updates_(
 
     Returns what the matrices descend by, and the norms (B,) of the updates. Second `moments`, if given, balance the
     updates; both change. If norms of matrices are kept, `weights` are the matrices: the new ones take their place, and
-    are what is returned. `norms` is memory that the descent will write to; without it the norms are computed here.
+    are what is returned. `norms`, if given, is returned as it is, because the descent will write to it; without it the
+    norms are computed here.
     """
     # Computed before second moments change the updates. Hyperball returns norms of its own.
     if norms is None and weights is None:

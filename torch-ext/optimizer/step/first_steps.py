@@ -9,7 +9,7 @@ from typing import AbstractSet, NamedTuple, Sequence
 
 from torch import Tensor
 
-from ..parameters.groups import listed, named_parameters
+from ..parameters.names import listed, named_parameters
 from ..parameters.settings import Group
 from ..plan.exchange_options import ExchangeOptions, idle_exchange
 from .gradients import Gradients

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..kernels.formats import HALF_DTYPES
-from ..parameters.groups import named_parameters
+from ..parameters.names import named_parameters
 from ..parameters.settings import Group
 from ..plan.layout import are_on_one_mesh, has_shards, layout_of, lie_alike, local_part
 from ..plan.process_groups import Ranks, explaining_timeouts, this_rank

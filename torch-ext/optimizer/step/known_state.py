@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..parameters.settings import Group
-from ..parameters.state import KEYS
+from ..parameters.state import KEYS, State
 from ..plan.layout import local_part
-from ..plan.plan import State
 from .premises import places_of
 from .state import check_memory
 

@@ -17,7 +17,7 @@ from .moments import MovedMoments, moved_moments
 from .recipe import RecipeKey, recipe_key
 
 
-class LocalOwned(NamedTuple):
+class LocalOwnedBatch(NamedTuple):
     """The plan's `OwnedBatch` with its numbers as tensors, int64."""
 
     batch: Batch
@@ -48,15 +48,16 @@ class LocalChunk(NamedTuple):
     active_in: Tensor  # offset of each part's flag in what comes back
     presence_in: Tensor  # (2, flags): owned matrix, offset of the flag
     active_out: Tensor  # (2, flags): owned matrix, offset of the flag
-    owned: Sequence[Sequence[LocalOwned]]  # chains
-    teams: Sequence[tuple[Team, Optional[LocalOwned]]]  # with a batch if this rank owns the matrix
+    owned: Sequence[Sequence[LocalOwnedBatch]]  # chains
+    teams: Sequence[tuple[Team, Optional[LocalOwnedBatch]]]  # with a batch if this rank owns the matrix
     moments: Optional[MovedMoments]  # None if no part has second moments
 
 
 def local_chunk(chunk: Chunk, parts: Sequence[LocalMatrix]) -> LocalChunk:
     """Return the tensors of a chunk, of which `parts` are those that this rank holds, in the plan's order."""
-    held, owned, parameter = chunk.messages.holder.parts, chunk.messages.owner.parts, chunk.first.parameter
-    sent, device = [(i, part.gathered) for i, part in enumerate(held) if part.gathered is not None], parameter.device
+    held_parts, owned_parts, parameter = chunk.messages.holder.parts, chunk.messages.owner.parts, chunk.first.parameter
+    sent = [(i, part.gathered) for i, part in enumerate(held_parts) if part.gathered is not None]
+    device = parameter.device
 
     def flags(offsets: Sequence) -> Tensor:
         return torch.tensor(offsets, dtype=torch.int64, device=device)
@@ -64,26 +65,26 @@ def local_chunk(chunk: Chunk, parts: Sequence[LocalMatrix]) -> LocalChunk:
     return LocalChunk(
         chunk=chunk,
         parts=parts,
-        recipe_key=recipe_key([part.matrix for part in held] or [chunk.first]),
-        multipliers=as_tensor([part.matrix.multiplier for part in held]),
-        directions=[part.direction for part in held],
-        updates=[part.scattered.elements for part in held],
+        recipe_key=recipe_key([part.matrix for part in held_parts] or [chunk.first]),
+        multipliers=as_tensor([part.matrix.multiplier for part in held_parts]),
+        directions=[part.direction for part in held_parts],
+        updates=[part.scattered.elements for part in held_parts],
         weights_out=[(i, gathered.weights) for i, gathered in sent] if parameter.keeps_norm else (),
         sent=[i for i, _ in sent],
         presence_out=flags([gathered.flag for _, gathered in sent]),
-        active_in=flags([part.scattered.flag for part in held]),
-        presence_in=flags([(p.position, p.gathered.flag) for p in owned if p.gathered is not None]).view(-1, 2).T,
-        active_out=flags([(part.position, part.scattered.flag) for part in owned]).view(-1, 2).T,
-        owned=[[_local_owned(owned, device) for owned in chain] for chain in chunk.chains],
-        teams=[(team, owned and _local_owned(owned, device)) for team, owned in chunk.teams],
-        moments=moved_moments(held, parameter.moments_dtype, device),
+        active_in=flags([part.scattered.flag for part in held_parts]),
+        presence_in=flags([(p.position, p.gathered.flag) for p in owned_parts if p.gathered is not None]).view(-1, 2).T,
+        active_out=flags([(part.position, part.scattered.flag) for part in owned_parts]).view(-1, 2).T,
+        owned=[[_local_owned_batch(each, device) for each in chain] for chain in chunk.chains],
+        teams=[(team, each and _local_owned_batch(each, device)) for team, each in chunk.teams],
+        moments=moved_moments(held_parts, parameter.moments_dtype, device),
     )
 
 
-def _local_owned(owned: OwnedBatch, device: torch.device) -> LocalOwned:
+def _local_owned_batch(owned: OwnedBatch, device: torch.device) -> LocalOwnedBatch:
     positions = torch.tensor(owned.positions, dtype=torch.int64, device=device)
     moved = (owned.blocks_in, owned.blocks_out, owned.moments_in, owned.moments_out, owned.weights_in)
-    return LocalOwned(owned.batch, recipe_key(owned.batch.matrices), positions, *map(block_table, moved))
+    return LocalOwnedBatch(owned.batch, recipe_key(owned.batch.matrices), positions, *map(block_table, moved))
 
 
 def block_table(blocks: Sequence[Block]) -> Tensor:

@@ -46,7 +46,7 @@ class StepTensors:
 
 
 class LocalParameter:
-    """This process's part of one parameter of Muon: its matrices from slot `first` on, and in a step its gradient."""
+    """This process's part of one parameter of Muon: its matrices from `first_slot` on, and in a step its gradient."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class LocalParameter:
         self.tensor = p
         self.number = number  # among all parameters of the optimizer
         self.state_index = state_index  # of its state, in the optimizer's
-        self.first = 0  # set by the workspace
+        self.first_slot = 0  # set by the workspace
         self._tensors = tensors
         self._shards = parameter.shards
         self._release = release_grad
@@ -126,7 +126,7 @@ class LocalParameter:
         if not self._gradients:
             self._gradients = self.cut(self._gradient(), read_only=True)
             self._left = sum(matrix.numel() > 0 for matrix in self._gradients) if self._release else 0
-        position = slot - self.first
+        position = slot - self.first_slot
         part, self._gradients[position] = self._gradients[position], None
         self._left -= 1
         if self._release and not self._left:

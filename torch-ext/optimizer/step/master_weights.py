@@ -9,12 +9,10 @@ from torch import Tensor
 
 from ..kernels.master_weights import joined, split_
 from ..kernels.tracing import is_fake
-from ..parameters.groups import named_parameters
-from ..parameters.names import repeated
+from ..parameters.names import named_parameters, repeated
 from ..parameters.settings import Group
-from ..parameters.state import REMAINDER, integers
+from ..parameters.state import REMAINDER, State, integers
 from ..plan.layout import layout_of, local_part
-from ..plan.plan import State
 from .change import Change
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..kernels.formats import exact_dtype
-from ..kernels.native import IS_PORTABLE, frobenius_norm_
-from ..kernels.normalization import frobenius_norm, has_native_passes
+from ..kernels.native import frobenius_norm_
+from ..kernels.normalization import has_native_passes
 from ..plan.batches import Batch
 from ..polar.chains import Operand, chained_polar_factors
 from ..polar.factors import polar_factors
@@ -62,21 +62,11 @@ def norms_memory(batch: Batch, packed: Tensor) -> Optional[Tensor]:
     if batch.equalization.before != "none" or batch.iteration.in_one_launch:
         return None
     takes_them = has_native_passes(batch.device, batch.packed_dtype, batch.iteration.work_dtype)
-    return _memory_for_norms(packed) if takes_them else None
+    return norms_like(packed) if takes_them else None
 
 
-def norms_memory_for_descent(batch: Batch, updates: Tensor) -> Optional[Tensor]:
-    """Return memory for the norms (B,) of a batch's updates, which the descent is to write; None if it cannot.
-
-    It can if it applies the updates as they come from orthogonalization, and if the compiled passes take them. Torch's
-    functions would read the updates once more for the norms, in many launches.
-    """
-    changed = batch.moments_shape is not None or batch.first.parameter.keeps_norm
-    takes_them = not (IS_PORTABLE or changed) and has_native_passes(batch.device, updates.dtype)
-    return _memory_for_norms(updates) if takes_them else None
-
-
-def _memory_for_norms(matrices: Tensor) -> Tensor:
+def norms_like(matrices: Tensor) -> Tensor:
+    """Return memory for the norms (B,) of matrices."""
     return torch.empty(len(matrices), dtype=exact_dtype(matrices.device), device=matrices.device)
 
 
@@ -129,14 +119,3 @@ def update_of_factors_(factors: Tensor, renormalization: str = "none") -> Tensor
     """
     renormalize_(factors, renormalization)
     return factors
-
-
-def norms_of_updates(updates: Tensor) -> Tensor:
-    """Return the Frobenius norms (B,) of updates, in a pass over them, for those that the descent cannot write.
-
-    They are at least float32, and NaN for an update that is not finite.
-    """
-    dtype = torch.promote_types(updates.dtype, torch.float32)
-    if updates.device.type == "cpu":  # where torch's threads would hold the cores for a while after its own norm
-        return frobenius_norm(updates).flatten().to(dtype)
-    return torch.linalg.vector_norm(updates, dim=(-2, -1), dtype=dtype)

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..parameters.checkpoints import MADE_UP
-from ..parameters.groups import named_parameters, reason_of
+from ..parameters.names import named_parameters
+from ..parameters.routing import reason_of
 from ..parameters.settings import Group
 from ..plan.layout import laid_out, local_part
 from ..plan.plan import choices, planned_settings
@@ -52,10 +53,10 @@ class Premises:
                 )
 
     def reasons(self, known: Mapping[Tensor, str], before: Optional[Premises]) -> dict[Tensor, str]:
-        """Return the `known` reasons for the branches of these parameters, in the known order.
+        """Return why these parameters have their branches: the `known` reasons, in their order, brought up to date.
 
-        Wrappers replace parameters: if all names are as `before`, each new parameter has the reason of its predecessor.
-        If a parameter has changed its branch since, its group has said so.
+        A parameter that a wrapper has put in the place of another one, with the same names as `before`, takes over its
+        reason. One that has changed its branch since, because its group was changed, has the reason of its group.
         """
         same_names = before is not None and before._names == self._names
         successors = {p: p for p in self.params} | (dict(zip(before.params, self.params)) if same_names else {})

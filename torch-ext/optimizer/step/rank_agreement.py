@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..parameters.groups import listed
+from ..parameters.names import listed
 from ..parameters.settings import Group
-from ..plan.plan import State
+from ..parameters.state import State
 from ..plan.process_groups import Ranks, all_reduce_max_, offer_groups
 from ..plan.terms import Terms
 from ..rules.scaling import UNSCALED, GradientScaling, Scalings

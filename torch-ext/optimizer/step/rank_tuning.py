@@ -14,7 +14,7 @@ from ..kernels.machine import Key, key_of
 from ..kernels.measurement_file import Need
 from ..kernels.measurements import Agreed, agree, agreement, all_failed, has_failed, own_measurement, record_failures
 from ..kernels.products import triton_fault
-from ..parameters.groups import listed
+from ..parameters.names import listed
 from ..parameters.sequences import grouped
 from ..plan.matrix import Matrix
 from ..plan.plan import Plan

@@ -18,7 +18,7 @@ from ..rules.descent import DescentOptions, Number, scale_rows_
 from ..rules.momentum import Directions, MomentumBuffers, pack_momentum_
 from .finish import UpdateNorms, descend_parts_, finish_updates_
 from .graphs import BatchToPack
-from .local_chunk import LocalChunk, LocalOwned
+from .local_chunk import LocalChunk, LocalOwnedBatch
 from .local_matrix import ROW_SCALE, LocalMatrix, momentum_of
 from .polar_update import as_parameter, equalized, packed_memory, updates_of_batch_
 from .recipe import Recipe, StepContext
@@ -136,7 +136,7 @@ def _orthogonalized(work: LocalChunk, received: Tensor, context: StepContext) ->
     active_flags = _active_flags(work, received)
     returned = received.new_empty(sum(chunk.messages.owner.sent), dtype=chunk.first.parameter.update_dtype)
 
-    def finish_(owned: LocalOwned, updates: Tensor) -> None:
+    def finish_(owned: LocalOwnedBatch, updates: Tensor) -> None:
         active = active_flags.index_select(0, owned.positions) > 0
         norms.append(_finish_owned_(owned, updates, active, received, returned, context))
 
@@ -165,7 +165,7 @@ def _orthogonalized(work: LocalChunk, received: Tensor, context: StepContext) ->
 
 
 def _finish_owned_(
-    owned: LocalOwned, updates: Tensor, active: Tensor, received: Tensor, returned: Tensor, context: StepContext
+    owned: LocalOwnedBatch, updates: Tensor, active: Tensor, received: Tensor, returned: Tensor, context: StepContext
 ) -> UpdateNorms:
     """Write the blocks of a batch's updates, and of its new second moments, into `returned`; return the norms.
 
@@ -187,7 +187,7 @@ def _finish_owned_(
     return UpdateNorms(norms, updates[0].numel(), batch.first.multiplier, recipe.descent.lr, active)
 
 
-def _assemble_(owned: LocalOwned, received: Tensor, packed: Tensor) -> None:
+def _assemble_(owned: LocalOwnedBatch, received: Tensor, packed: Tensor) -> None:
     """Write the matrices of a batch, packed, from the blocks that have come."""
     move_blocks_(as_parameter(owned.batch, packed), received, owned.blocks_in, to_buffer=False)
 

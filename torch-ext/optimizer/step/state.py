@@ -10,23 +10,24 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..parameters.checks import check_backed, check_distinct, check_dtypes, check_norm, check_parameter
-from ..parameters.groups import named_parameters
 from ..parameters.matrices import view_in_group
 from ..parameters.momentum_blocks import block_axes
+from ..parameters.names import named_parameters
 from ..parameters.rates import check_live_tensors
-from ..parameters.saved_values import check_tensors
 from ..parameters.settings import Group, keeps_norm
 from ..parameters.state import (
     BUFFER,
     FALLBACK_STATE,
     KEYS,
     SCALE,
+    State,
     StateTensor,
     check_shapes,
     ensure_state_,
     placed,
     state_tensors,
 )
+from ..parameters.state_values import check_tensors
 from ..plan.layout import layout_of, lies_beside, local_part, memory_beside
 from ..plan.process_groups import Ranks
 from ..plan.shards import check_blocks
@@ -34,7 +35,7 @@ from ..rules.momentum import dequantized, quantized
 
 
 def checked_parameters(
-    groups: Sequence[Group], state: Mapping[Tensor, Mapping[str, Tensor]], replica_ranks: Optional[Ranks]
+    groups: Sequence[Group], state: State, replica_ranks: Optional[Ranks]
 ) -> list[tuple[Group, str, Tensor]]:
     """Return the parameters that have or get a state, each with its group and its name there.
 
@@ -52,7 +53,7 @@ def checked_parameters(
     return checked
 
 
-def check_memory(groups: Sequence[Group], state: Mapping[Tensor, Any]) -> None:
+def check_memory(groups: Sequence[Group], state: State) -> None:
     """Raise ValueError if a step would change an element of parameters or states more than once, or freed memory."""
     named = _with_state(groups, state)
     kept = ((name, key, value) for name, p in named for key, value in state.get(p, {}).items())
@@ -64,7 +65,7 @@ def check_memory(groups: Sequence[Group], state: Mapping[Tensor, Any]) -> None:
     check_distinct([(name, local_part(p)) for name, p in named], states)
 
 
-def _with_state(groups: Sequence[Group], state: Mapping[Tensor, Any]) -> list[tuple[str, Tensor]]:
+def _with_state(groups: Sequence[Group], state: State) -> list[tuple[str, Tensor]]:
     """Return name and tensor of each parameter that has or gets a state."""
     return [(name, p) for group in groups for name, p in named_parameters(group) if has_state(p, state)]
 
@@ -91,7 +92,7 @@ def bring_states_(groups: Sequence[Group], state: dict[Tensor, Any], replica_ran
         del state[stale]
 
 
-def has_state(p: Tensor, state: Mapping[Tensor, Any]) -> bool:
+def has_state(p: Tensor, state: State) -> bool:
     """Return whether a parameter has or gets a state: those on meta and frozen ones without a gradient get none."""
     return not p.is_meta and (p.requires_grad or p.grad is not None or p in state)
 

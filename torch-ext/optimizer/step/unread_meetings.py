@@ -10,7 +10,7 @@ from typing import Mapping
 
 import torch.distributed as dist
 
-from ..parameters.groups import listed
+from ..parameters.names import listed
 from ..plan.process_groups import Ranks
 from ..plan.terms import Terms
 from .meeting import Meeting, raise_disputes

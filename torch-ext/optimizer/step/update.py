@@ -7,9 +7,8 @@ from typing import Container, Mapping, Optional
 
 from torch import Tensor
 
-from ..parameters.state import REMAINDER, integers
+from ..parameters.state import REMAINDER, State, integers
 from ..plan.layout import layout_of, local_part
-from ..plan.plan import State
 from ..plan.process_groups import Ranks, group_of, this_rank
 from ..plan.shards import local_rows
 from ..rules.descent import scale_rows_

@@ -12,13 +12,13 @@ from ..kernels.formats import HALF_DTYPES
 from ..parameters.offload import HostChunks
 from ..parameters.sequences import grouped
 from ..parameters.settings import Group
-from ..parameters.state import BUFFER, SCALE
+from ..parameters.state import BUFFER, SCALE, State
 from ..plan.batches import Batch
 from ..plan.exchanges import Chunk
 from ..plan.gram_sums import SummedBatch
 from ..plan.layout import has_shards, local_part
 from ..plan.matrix import Matrix
-from ..plan.plan import Plan, State, local_indices
+from ..plan.plan import Plan, local_indices
 from ..plan.process_groups import this_rank
 from ..rules.descent import as_tensor
 from .fallback import local_fallback
@@ -31,14 +31,14 @@ from .recipe import RecipeKey, recipe_key
 class LocalBatch(NamedTuple):
     """A batch and this process's parts of it; momentum may be in host memory, as one of several chunks.
 
-    `gradients` says where a step finds those of the parts, if all are taken as they are.
+    `gradient_numbers` are those of the parts' parameters, if a step takes all of these gradients as they are.
     """
 
     batch: Union[Batch, SummedBatch]
     parts: Sequence[LocalMatrix]  # those that are not empty
     multiplier: Tensor
     recipe_key: RecipeKey
-    gradients: tuple[int, ...] = ()
+    gradient_numbers: tuple[int, ...] = ()
     host: Optional[HostChunks] = None
     host_chunk: int = 0
 
@@ -48,7 +48,7 @@ class LocalBatch(NamedTuple):
         return self._replace(
             parts=parts,
             recipe_key=recipe_key([part.matrix for part in parts]) if parts else self.recipe_key,
-            gradients=tuple(part.source.number for part in parts) if as_they_are else (),
+            gradient_numbers=tuple(part.source.number for part in parts) if as_they_are else (),
         )
 
     def with_gradients(self) -> LocalBatch:
@@ -60,9 +60,9 @@ class LocalBatch(NamedTuple):
 
     def take_gradients(self) -> list[Tensor]:
         """Return the gradients of its parts, which all have one; only once in a step."""
-        if self.gradients:
+        if self.gradient_numbers:
             gradients = self.parts[0].tensors.gradients
-            return [gradients[i] for i in self.gradients]
+            return [gradients[number] for number in self.gradient_numbers]
         return [part.source.take_gradient(part.slot) for part in self.parts]
 
 
@@ -120,13 +120,13 @@ class Workspace:
         self._tensors.momenta = self._matrices([states[source.state_index][BUFFER] for source in self.parameters])
         for source, key in self._others:
             others = source.cut_state(states[source.state_index], key)
-            self._tensors.others[key].update(enumerate(others, source.first))
+            self._tensors.others[key].update(enumerate(others, source.first_slot))
         for source in self._released_unread:
             source.release_gradient()
         for source in self.parameters if row_scales else ():
             if source.tensor in row_scales:
                 factors = source.cut_rows(row_scales[source.tensor])
-                self._tensors.others[ROW_SCALE].update(enumerate(factors, source.first))
+                self._tensors.others[ROW_SCALE].update(enumerate(factors, source.first_slot))
 
     def end_step(self) -> None:
         """Drop the tensors, also after a step that has failed."""
@@ -149,7 +149,7 @@ class Workspace:
 
     def _add(self, source: LocalParameter, matrices: Sequence[Matrix], groups: Sequence[Group], first: int) -> int:
         """Give a parameter's matrices the slots from `first` on, and return the next free slot."""
-        source.first, p, parameter = first, source.tensor, matrices[0].parameter
+        source.first_slot, p, parameter = first, source.tensor, matrices[0].parameter
         rounds = groups[parameter.group]["stochastic_rounding"] and p.dtype in HALF_DTYPES
         views = source.cut(local_part(p))
         for slot, (index, view) in enumerate(zip(local_indices(parameter), views), first):
@@ -198,7 +198,7 @@ def _with_host(works: list[LocalBatch], state: State) -> list[LocalBatch]:
 
 def _of_parts(cut: Mapping[LocalParameter, Sequence[Tensor]], parts: Sequence[LocalMatrix]) -> list[Tensor]:
     """Return the tensors in `cut` for those parts that it has."""
-    return [cut[part.source][part.slot - part.source.first] for part in parts if part.source in cut]
+    return [cut[part.source][part.slot - part.source.first_slot] for part in parts if part.source in cut]
 
 
 def _origin(matrix: Matrix) -> tuple[int, int, int]:

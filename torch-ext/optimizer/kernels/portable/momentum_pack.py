@@ -36,11 +36,10 @@ import torch
 from torch import Tensor
 
 from ..formats import BLOCK, blocks_of
-from .arithmetic import computing_dtype, lerp
+from .arithmetic import computing_dtype, lerp, number
 from .memory import Memory
 from .norms import check_norms_of, norms_of_wide_
 from .pieces import Gate, Piece, on_device, parts_of, pieces, stacked, write_
-from .quantization import dequantized, quantized
 from .refusals import (
     check_buffer,
     check_device,
@@ -59,6 +58,11 @@ SCHEMA = (
     "int[]? offsets=None, Tensor? active=None, Tensor? grad_scale=None, Tensor? found_inf=None, "
     "Tensor(c!)[]? momentum_scale=None, Tensor(d!)? norms=None) -> ()"
 )
+
+# Of codes of 8 bits: the largest, and the smallest scale.
+_LARGEST, _LEAST_SCALE = 127, 2.0**-126
+# A little more than the largest square of a code, 127²: a quotient may be rounded up.
+_MOST = 2.0**14
 
 
 class _Lists(NamedTuple):
@@ -79,12 +83,12 @@ class _Lists(NamedTuple):
         momentum = stacked(self.momentum, piece)
         if self.scales is None:
             return momentum.to(self.dtype)
-        return dequantized(momentum, stacked(self.scales, piece), self.dtype)
+        return _dequantized(momentum, stacked(self.scales, piece), self.dtype)
 
     def keep_(self, piece: Piece, momentum: Tensor, is_open: Optional[Tensor]) -> None:
         """Write new momentum, where `is_open`."""
         if self.scales is not None:
-            momentum, scales = quantized(momentum)
+            momentum, scales = _quantized(momentum)
             write_(self.scales, piece, scales, is_open)
         write_(self.momentum, piece, momentum, is_open)
 
@@ -203,3 +207,22 @@ def _check_memory(
     for name, t in zip(("active", "grad_scale", "found_inf"), others):
         memory.read(name, t)
     memory.check()
+
+
+def _dequantized(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return scale code |code|, in `dtype`, of codes (k, rows, cols) with scales (k, rows, ceil(cols / 64))."""
+    values = codes.to(dtype)
+    return _of_elements(scale, codes).to(dtype) * (values * values.abs())
+
+
+def _quantized(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return codes, int8 of the shape of x (k, rows, cols), and scales, float32, with the nearest values to x."""
+    blocks = torch.nn.functional.pad(x.abs(), (0, -x.size(-1) % BLOCK)).unflatten(-1, (-1, BLOCK))
+    scale = (blocks.amax(-1) / number(_LARGEST**2, x)).float().clamp_min(_LEAST_SCALE)
+    squares = (x.abs() / _of_elements(scale, x).to(x.dtype)).float()
+    roots = torch.where(squares <= _MOST, squares, 0.0).sqrt()  # 0 instead of NaN and infinity
+    return (roots + 0.5).floor().copysign(x).to(torch.int8), scale
+
+
+def _of_elements(scale: Tensor, like: Tensor) -> Tensor:
+    return scale.repeat_interleave(BLOCK, -1)[..., : like.size(-1)]

@@ -19,7 +19,7 @@ _ADAPTED = ("base_layer", "original_module")
 _ANY_LINEAR = ("fc", "linear")
 
 
-class Heads(NamedTuple):
+class OutputHeads(NamedTuple):
     """Outputs that a model reports (`told`) or that are `guessed`; `before`: hidden layers that names call heads."""
 
     told: List[nn.Module]
@@ -27,7 +27,7 @@ class Heads(NamedTuple):
     before: List[nn.Module]
 
 
-def heads_of(model: nn.Module) -> Heads:
+def output_heads(model: nn.Module) -> OutputHeads:
     """Return the output modules of `model`, found without running it.
 
     If neither a method of the model nor a name shows the head, it is guessed: the last linear layer at the top level of
@@ -38,7 +38,7 @@ def heads_of(model: nn.Module) -> Heads:
     network = _network(model)
     before = [layer for part in _named_heads(network) for layer in _layers_before(part)] + _read_by_later(network)
     guessed = [] if told or _has_named_head(model, before) else _last_layers(network)
-    return Heads(told, guessed if _fits_single_outputs(guessed, network) else [], before)
+    return OutputHeads(told, guessed if _fits_single_outputs(guessed, network) else [], before)
 
 
 def adapted(module: nn.Module) -> nn.Module:

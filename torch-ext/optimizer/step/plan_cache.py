@@ -1,4 +1,4 @@
-"""What the steps of an optimizer follow, plan and workspace, and what each was made for."""
+"""The plan and the workspace that steps follow, kept until something changes that they depend on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..kernels.measurements import work_among_ranks
 from ..kernels.provenance import build_info
 from ..parameters.changed_settings import are_same, compared_settings, make_live_numbers_plain_, make_plain_
 from ..parameters.checks import check_fake_mode
-from ..parameters.groups import named_parameters
+from ..parameters.names import named_parameters
 from ..plan.exchange_options import ExchangeOptions
 from ..plan.layout import groups_of
 from ..plan.plan import Plan, make_plan
@@ -28,8 +28,8 @@ from .state_changes import StateChanges
 from .workspace import Workspace, dependencies
 
 
-class Planned:
-    """The plan of an optimizer and the workspace for it, made anew when something changes that they depend on.
+class PlanCache:
+    """A plan, the workspace for it, and what each was made for; either is made anew when that has changed.
 
     A new plan is also told to `clip`, to `agreement` and to `graphs`, which keep something of the last one.
     """

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..kernels.tracing import lacks_values
 from ..parameters.setting_values import plain_number_or_tensor
+from .state_matching import Entry
 from .state_sources import Source, known_keys
 
 # Keys whose values are numbers in the groups of every source that has them, and those that timm sets to None.
@@ -30,12 +31,12 @@ def check_settings(what: str, groups: Sequence[Mapping[str, Any]], source: Sourc
 
 
 def check_needed(
-    files: Iterable[tuple[str, Mapping[str, Any]]], pairs: Iterable[tuple[Any, Any]], source: Source, advice: str
+    files: Iterable[tuple[str, Mapping[str, Any]]], pairs: Iterable[tuple[Entry, Entry]], source: Source, advice: str
 ) -> None:
     """Raise ValueError if a group of a file lacks a key that its source always has.
 
     `files` are what errors call them and their state dicts, and `advice` follows what is lacking; `pairs` are a
-    parameter with its `branch`, and its entry in a file with the `group` there.
+    parameter and its entry in a file.
     """
     places = {
         id(group): f"group {number} of {what}"
