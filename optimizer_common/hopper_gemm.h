@@ -59,7 +59,7 @@ inline int64_t stride_for_tma(const Tensor& t, int64_t dim) {
 }
 
 inline Panels check_panels(const char* name, const Tensor& t, int64_t k, bool written) {
-  const bool by_rows = t.stride(2) == 1 || t.size(2) == 1;
+  const bool by_rows = t.stride(2) == 1 || t.stride(1) != 1;
   const int64_t run = by_rows ? 2 : 1, matrices = stride_for_tma(t, 0), runs = stride_for_tma(t, 3 - run);
   const int64_t step = kTmaBytes / t.element_size();
   char* const data = data_of(t, written);

@@ -124,7 +124,7 @@ __device__ void load_updates(T (&update)[kChunk], const DescendLaunch& call, con
                              const Chunk& chunk) {
   const ScalarType dtype = call.dtypes[kUpdate];
   const char* from = address(entry.matrix.views[kUpdate], dtype, box.row + chunk.row, box.col + chunk.col);
-  load(update, dtype, from, chunk.count, entry.is_direct);
+  load(update, dtype, from, chunk.count, entry.in_chunks[kUpdate]);
 }
 
 template <class T, Kind kind>
@@ -176,10 +176,11 @@ __global__ void __launch_bounds__(kThreads, kind == Kind::kPlain ? kManyBlocks :
   const Box box = tile_box(m, blockIdx.x);
   const Step<T, kind> step = make_step<T, kind>(call, entry);
   if (entry.by_runs) {
+    const bool in_chunks = entry.in_chunks[kParameter] && entry.in_chunks[kRemainder];
     for_each_chunk(box, [&](const Chunk& chunk) {
       T update[kChunk];
       load_updates(update, call, entry, box, chunk);
-      descend_chunk<T, kind>(update, call, m, box, chunk, step, entry.is_direct);
+      descend_chunk<T, kind>(update, call, m, box, chunk, step, in_chunks);
     });
     return;
   }

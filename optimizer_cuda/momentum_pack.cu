@@ -22,15 +22,15 @@ __device__ void pack_chunk(T (&update)[kChunk], const PackLaunch& call, const Pa
     element = 0;
   }
   if (is_open) {
-    load(momentum, call.dtypes[kMomentum], at(kMomentum), chunk.count, entry.is_direct);
-    load(update, call.dtypes[kGradient], at(kGradient), chunk.count, entry.is_direct);
+    load(momentum, call.dtypes[kMomentum], at(kMomentum), chunk.count, entry.in_chunks[kMomentum]);
+    load(update, call.dtypes[kGradient], at(kGradient), chunk.count, entry.in_chunks[kGradient]);
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       update[i] = average(momentum[i], update[i]);
     }
-    store(momentum, call.dtypes[kMomentum], at(kMomentum), chunk.count, entry.is_direct);
+    store(momentum, call.dtypes[kMomentum], at(kMomentum), chunk.count, entry.in_chunks[kMomentum]);
   }
-  store(update, call.dtypes[kPacked], at(kPacked), chunk.count, entry.is_direct);
+  store(update, call.dtypes[kPacked], at(kPacked), chunk.count, entry.in_chunks[kPacked]);
 }
 
 // Averages the gradients in a tile, which become updates, into momentum.

@@ -43,16 +43,16 @@ def test_auto_takes_float32_squares_of_bfloat16_where_the_products_prefer_them(k
 def test_float32_squares_are_the_default_where_bfloat16_is_twice_as_fast(kernel, monkeypatch, instructions, expected):
     """Five steps: 15 n + 5 m of bfloat16 against 6 n, and 14 m of float32 that count twice: n from about 2.75 m on.
 
-    Sides below 64 are padded to blocks.
+    Sides are padded to blocks of 32, and 64 columns pay for the products that there are more.
     """
     products = kernel.kernels.products
     monkeypatch.setitem(kernel.kernels.native_products.INSTRUCTIONS, torch.bfloat16, instructions)
     monkeypatch.setattr(products, "failed_here", lambda *_: ())
     takes = lambda m, n: products.select_products(CPU, torch.bfloat16, m, n).float32_squares  # noqa: E731
-    for m in 64, 1000:
-        assert not takes(m, m) and not takes(m, int(2.75 * m) - 1)
-        assert takes(m, int(2.75 * m)) == expected
-    assert not takes(63, 6300)
+    for m, padded in (1, 32), (32, 32), (33, 64), (64, 64), (1000, 1024):
+        least = int(2.75 * padded) + 64
+        assert not takes(m, m) and not takes(m, least - 1)
+        assert takes(m, least) == expected
 
 
 @pytest.mark.parametrize("method", ["auto", "gram_float32"])

@@ -11,7 +11,7 @@ from .kernels.capabilities import check_device
 from .kernels.circumstances import ALONE, Circumstances
 from .kernels.formats import dtype_name, exact_dtype, float32_roundoffs, torch_is_slow, unit_roundoff
 from .kernels.native_products import bfloat16_is_faster
-from .kernels.products import GRAM_SIDE, SINGLE, Products, select_products, small_choice, with_torchs_affine
+from .kernels.products import SINGLE, Products, select_products, small_choice, with_torchs_affine
 from .schedules import Schedule, with_folded_scale
 from .stability import MAX_WINDOWS, folded_scale, safe_restarts, split
 
@@ -24,6 +24,8 @@ CPU_WORK_DTYPE = torch.bfloat16 if bfloat16_is_faster() else torch.float32
 
 # With fewer steps the Gram iteration saves nothing in bfloat16: its first step is one of the standard iteration.
 _GRAM_STEPS = 4
+# With fewer columns it hardly saves time in float32, for which it loses digits.
+_GRAM_COLUMNS = 128
 
 
 class Iteration(NamedTuple):
@@ -222,7 +224,7 @@ def _auto_may_use_gram(case: _Case, products: Products) -> bool:
     device, work_dtype, size, _, circumstances = case
     is_default = device.type == "cpu" and circumstances.default_dtype and not circumstances.transformed
     stands_in = is_default and work_dtype == torch.float32 and _keeps_float32(products)
-    return work_dtype == torch.float16 or (stands_in and size[0] >= GRAM_SIDE and size[1] >= 2 * size[0])
+    return work_dtype == torch.float16 or (stands_in and size[1] >= max(2 * size[0], _GRAM_COLUMNS))
 
 
 def _keeps_float32(products: Products) -> bool:

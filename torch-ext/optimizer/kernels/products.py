@@ -28,10 +28,10 @@ except Exception as error:  # torch for CPUs comes without Triton, and a broken 
     launch_fault = functools.partial(str, in_a_line(error))
 
 # With AVX512_BF16 an AMD core multiplies bfloat16 about twice as fast as float32. In five steps of an m x n matrix, in
-# units of m² FLOP, the standard iteration takes 15 n + 5 m in bfloat16; the Gram iteration takes 6 n in bfloat16 and
-# 14 m in float32. If float32 costs exactly twice as much, it is faster from n = 23/9 m = 2.56 m on; the ratio here is a
-# little larger. `gemm_` pads to blocks of 32, so small squares cost more.
-GRAM_SIDE, _GRAM_RATIO = 64, 2.75
+# units of m² FLOP, the standard iteration takes 15 n + 5 m in bfloat16; the Gram iteration takes 6 n in bfloat16 and 14
+# m in float32. If float32 costs exactly twice as much, it is faster from n = 23/9 m = 2.56 m on. On one core of an AMD
+# EPYC (Zen 4) it was faster from about 2.75 m + 64 on, for m from 8 to 768. There m counts as `gemm_` pads it.
+_GRAM_RATIO, _GRAM_COLUMNS, _BLOCK = 2.75, 64, 32
 
 
 SINGLE = Products(
@@ -176,7 +176,7 @@ def _cpu_products(
 def _cpu_defaults(dtype: torch.dtype, m: int, n: int) -> Iterator[str]:
     """Yield the tables that are taken without a measurement: the first that has not failed."""
     instructions = native_products.INSTRUCTIONS.get(dtype)
-    if instructions == "avx512_bf16" and m >= GRAM_SIDE and n >= _GRAM_RATIO * m:
+    if instructions == "avx512_bf16" and n >= _GRAM_RATIO * -(-m // _BLOCK) * _BLOCK + _GRAM_COLUMNS:
         yield "NATIVE_GRAM"
     if native_products.is_faster(dtype):
         yield "NATIVE_SYMMETRIC" if instructions == "amx" and _is_long_or_large(m, n) else "NATIVE"
