@@ -477,6 +477,7 @@ class Muon(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; it becomes two neighbouring groups if it holds both matrices and other parameters.
 
+        Each call makes a new plan for all groups: give many groups to the constructor instead.
         `param_group` itself is not changed. Raises ValueError or TypeError, with nothing added, for settings or
         parameters that cannot work.
         """
@@ -502,7 +503,7 @@ class Muon(Optimizer):
         self._reasons.update(reasons)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return state and groups of the current parameters.
+        """Return state and groups of the current parameters. State that you have parked on another device stays there.
 
         A function in a group, such as an `adjust_lr_fn` of yours, is saved as a placeholder: loading keeps the function
         that the optimizer has.
@@ -512,7 +513,7 @@ class Muon(Optimizer):
         """
         with torch.inference_mode(False):  # As for a step. Hooks of users run in the caller's mode.
             self._check_before_save()
-            self._refresh()
+            self._refresh(moving=False)
             self._plan_cache.synchronize()
         # It runs before hooks of users, which may return anything.
         hook = self.register_state_dict_post_hook(
@@ -640,8 +641,8 @@ class Muon(Optimizer):
             scaled = {source.tensor for source in workspace.parameters}
             scale_other_rows_(row_scales, self.state, scaled, self._replica_ranks, scalings)
 
-    def _refresh(self) -> Gradients:
-        return self._plan_cache.refresh_(self.param_groups, self.state, self._reasons)
+    def _refresh(self, moving: bool = True) -> Gradients:
+        return self._plan_cache.refresh_(self.param_groups, self.state, self._reasons, moving)
 
     def _new_plan_cache(self) -> PlanCache:
         beside = self._exchange, self._replica_ranks, self._release_grads

@@ -99,18 +99,22 @@ def moments_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def ensure_state_(state: dict[str, Tensor], p: Tensor, wanted: Mapping[str, StateTensor], memory: Memory) -> None:
+def ensure_state_(
+    state: dict[str, Tensor], p: Tensor, wanted: Mapping[str, StateTensor], memory: Memory, moving: bool
+) -> None:
     """Complete the `state` of `p` in place: make the `wanted` tensors that it lacks, and move the others if needed.
 
-    They belong on the device of `p`, or in host memory for momentum of groups with `offload`. `memory` makes tensors of
-    other shapes than that of `p`. Tensors that the group no longer asks for are removed. Call `check_shapes` before.
+    They belong on the device of `p`, or in host memory for momentum of groups with `offload`; unless `moving`, those on
+    other devices stay as they are. `memory` makes tensors of other shapes than that of `p`. Tensors that the group no
+    longer asks for are removed. Call `check_shapes` before.
     """
     kept = {key: kind for key, kind in wanted.items() if not kind.is_elsewhere}
     for key in set(KEYS) - kept.keys():
         state.pop(key, None)
     for key, kind in kept.items():
         if key in state:
-            state[key] = placed(p, state[key], kind, memory)
+            if moving or state[key].device == p.device:
+                state[key] = placed(p, state[key], kind, memory)
         elif kind.shape is None:
             state[key] = torch.zeros((), dtype=kind.dtype, device=p.device)
         else:

@@ -47,6 +47,7 @@ class PlanCache:
         self.premises: Optional[Premises] = None  # of the plan
         self.workspace: Optional[Workspace] = None
         self._known_state: Optional[KnownState] = None  # of the plan
+        self._is_placed = True  # whether the state is where steps need it
         self._state_changes = StateChanges()  # by plans that other ranks have not agreed with yet
         self._checked_settings: Sequence[Any] = ()
         # By the `id` of a group's list of parameters: the list, and whether the group was made `capturable`.
@@ -56,10 +57,15 @@ class PlanCache:
         self._clip, self._agreement, self._graphs = clip, agreement, graphs
 
     def refresh_(
-        self, groups: Sequence[dict[str, Any]], state: dict[Tensor, Any], reasons: dict[Tensor, str]
+        self,
+        groups: Sequence[dict[str, Any]],
+        state: dict[Tensor, Any],
+        reasons: dict[Tensor, str],
+        moving: bool = True,
     ) -> Gradients:
         """Bring groups, state, plan and workspace in line with each other; each only if something changed.
 
+        Unless `moving`, state that somebody has parked on another device stays there, and the next step brings it back.
         Wrappers and `module.to()` replace or change parameters silently, so every step checks. `reasons`, for the
         branches of parameters, go over to those that have taken their place. Returns the gradients of all parameters.
         Raises ValueError or TypeError for settings that cannot work, and RuntimeError under a FakeTensorMode that
@@ -71,13 +77,13 @@ class PlanCache:
         changed = self._check_settings_(groups)
         gradients = Gradients(params)
         seen = params, gradients.absent, groups
-        known = self.premises is not None and self.premises.hold(*seen)
+        known = self.premises is not None and self.premises.hold(*seen) and (self._is_placed or not moving)
         if not known or not self._known_state.holds(state, groups):
             premises = Premises(*seen)
             premises.check_names(self.premises)
             reasons_now = premises.reasons(reasons, self.premises)
-            self._make_plan_(groups, state)
-            self.premises, self._known_state = premises, KnownState(state)
+            self._make_plan_(groups, state, moving)
+            self.premises, self._known_state, self._is_placed = premises, KnownState(state), moving
             reasons.clear()
             reasons.update(reasons_now)
             changed = True
@@ -86,7 +92,8 @@ class PlanCache:
             self.premises.remember_places(params)
         if changed:
             self._graphs.drop_unused(self.plan.chains(), groups)
-        self._bring_workspace(groups, state)
+        if self._is_placed:
+            self._bring_workspace(groups, state)
         return gradients
 
     def restore_capturable_(self, groups: Sequence[dict[str, Any]]) -> None:
@@ -123,12 +130,12 @@ class PlanCache:
         self._checked_settings = compared_settings(groups)
         return True
 
-    def _make_plan_(self, groups: Sequence[dict[str, Any]], state: dict[Tensor, Any]) -> None:
+    def _make_plan_(self, groups: Sequence[dict[str, Any]], state: dict[Tensor, Any], moving: bool) -> None:
         """Make a plan, after bringing `state` in line with groups in place; if that raises, `state` is as before."""
         self.forget()
         named = [(group, *pair) for group in groups for pair in named_parameters(group)]
         with self._state_changes.recorded(state):
-            bring_states_(groups, state, self._replica_ranks)
+            bring_states_(groups, state, self._state_changes.away, self._replica_ranks, moving)
             self.plan = make_plan(groups, state, self._exchange, self._replica_ranks, self._common_line())
             self._agreement.follow(self.plan.terms, groups_of(p for *_, p in named))
             if self._clip is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Mapping, MutableMapping, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -70,26 +70,38 @@ def _with_state(groups: Sequence[Group], state: State) -> list[tuple[str, Tensor
     return [(name, p) for group in groups for name, p in named_parameters(group) if has_state(p, state)]
 
 
-def bring_states_(groups: Sequence[Group], state: dict[Tensor, Any], replica_ranks: Optional[Ranks]) -> None:
-    """Complete `state` in place: make missing tensors, convert and move others, drop those of unknown parameters.
+def bring_states_(
+    groups: Sequence[Group],
+    state: dict[Tensor, Any],
+    away: MutableMapping[Tensor, Any],
+    replica_ranks: Optional[Ranks],
+    moving: bool = True,
+) -> None:
+    """Complete `state` in place: make missing tensors, convert others and, if `moving`, bring them to their devices.
 
-    Raises TypeError or ValueError where a parameter or its state does not fit, and RuntimeError under
-    `torch.inference_mode`; then nothing has changed.
+    The state of parameters that are in no group goes to `away`, and comes back from there with them. Raises TypeError
+    or ValueError where a parameter or its state does not fit, and RuntimeError under `torch.inference_mode`; then
+    nothing has changed.
     """
-    for name, p in _with_state(groups, state):
-        check_tensors(state.get(p, {}), name, p)
-    checked = checked_parameters(groups, state, replica_ranks)
-    check_memory(groups, state)
+    current = {p for group in groups for p in group["params"]}
+    back = {p: away[p] for p in current if p in away and p not in state}
+    whole = {**state, **back}
+    for name, p in _with_state(groups, whole):
+        check_tensors(whole.get(p, {}), name, p)
+    checked = checked_parameters(groups, whole, replica_ranks)
+    check_memory(groups, whole)
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
             "state made under torch.inference_mode could not be changed by any step: construct the optimizer, and load "
             "or clear its state, outside of it; torch.no_grad() does no harm"
         )
+    state.update(back)
     for group, name, p in checked:
-        _bring_state_(state[p], name, p, group)
-    current = {p for group in groups for p in group["params"]}
-    for stale in [p for p in state if isinstance(p, Tensor) and p not in current]:
-        del state[stale]
+        _bring_state_(state[p], name, p, group, moving)
+    for p in back:
+        del away[p]
+    for p in [p for p in state if isinstance(p, Tensor) and p not in current]:
+        away[p] = state.pop(p)
 
 
 def has_state(p: Tensor, state: State) -> bool:
@@ -115,12 +127,12 @@ def copy_loaded_(groups: Sequence[Group], state: Mapping[Tensor, dict[str, Any]]
                 state[p][key] = copy.deepcopy(state[p][key])
 
 
-def _bring_state_(state: dict[str, Tensor], name: str, p: Tensor, group: Group) -> None:
-    """Make what `state` of `p` lacks for its group, in place, and bring the rest into its form and place."""
+def _bring_state_(state: dict[str, Tensor], name: str, p: Tensor, group: Group, moving: bool) -> None:
+    """Make what `state` of `p` lacks for its group, in place, and bring the rest into its form and, if told, place."""
     wanted = state_tensors(name, p, group)
     if BUFFER in state and BUFFER in wanted and (state[BUFFER].dtype == torch.int8) != (SCALE in wanted):
         _convert_momentum_(state, p, block_axes(view_in_group(name, p, group)), wanted)
-    ensure_state_(state, p, wanted, memory_beside)
+    ensure_state_(state, p, wanted, memory_beside, moving)
 
 
 def _check_parameter(name: str, p: Tensor, group: Group, replica_ranks: Optional[Ranks]) -> None:

@@ -8,9 +8,10 @@ the moments must be back, too.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Iterator, Mapping, MutableMapping, NamedTuple, Optional, Sequence
 
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..plan.layout import local_part
 
@@ -29,6 +30,8 @@ class StateChanges:
 
     def __init__(self):
         self._changes: list[_Change] = []
+        # The state of parameters that are in no group. Somebody may put these back, as in training block by block.
+        self.away: MutableMapping[Tensor, Any] = WeakIdKeyDictionary()
 
     @contextmanager
     def recorded(self, state: dict[Tensor, Any]) -> Iterator[None]:
@@ -37,7 +40,7 @@ class StateChanges:
         try:
             yield
         except BaseException:
-            _undo_(_changes(before, state), state)
+            self._undo_(_changes(before, state), state)
             raise
         self._changes += _changes(before, state)
 
@@ -47,7 +50,7 @@ class StateChanges:
         try:
             yield
         except BaseException:
-            _undo_(self._changes, state)
+            self._undo_(self._changes, state)
             raise
         finally:
             self.forget()
@@ -56,26 +59,26 @@ class StateChanges:
         """Keep nothing of what was recorded."""
         self._changes.clear()
 
+    def _undo_(self, changes: Sequence[_Change], state: dict[Tensor, Any]) -> None:
+        """Bring the entries of `state` back to what they were, except those that somebody has changed since."""
+        for p, before, after, versions in reversed(changes):
+            now = state.get(p)
+            if not _are_same(now, after) or _versions(now) != versions:
+                continue
+            if before is None:
+                self.away[p] = state.pop(p)
+            else:
+                entry = state.setdefault(p, {})
+                entry.clear()
+                entry.update(before)
+                self.away.pop(p, None)
+
 
 def _changes(before: Mapping[Tensor, Entry], state: Mapping[Tensor, Any]) -> list[_Change]:
     """Return how the entries of `state` differ from those that were there before."""
     after = _entries(state)
     pairs = ((p, before.get(p), after.get(p)) for p in {**before, **after})
     return [_Change(*each, _versions(each[-1])) for each in pairs if not _are_same(*each[1:])]
-
-
-def _undo_(changes: Sequence[_Change], state: dict[Tensor, Any]) -> None:
-    """Bring the entries of `state` back to what they were, except those that somebody has changed since."""
-    for p, before, after, versions in reversed(changes):
-        now = state.get(p)
-        if not _are_same(now, after) or _versions(now) != versions:
-            continue
-        if before is None:
-            del state[p]
-        else:
-            entry = state.setdefault(p, {})
-            entry.clear()
-            entry.update(before)
 
 
 def _entries(state: Mapping[Tensor, Any]) -> dict[Tensor, Entry]:
