@@ -67,11 +67,11 @@ def choose(kernel, monkeypatch):
 
 @pytest.mark.parametrize("table", ["SINGLE", "NATIVE", "NATIVE_SYMMETRIC"])
 def test_size_alone_decides_whatever_the_products(kernel, choose, monkeypatch, table):
-    """It is faster from twice as many columns as rows on, if they are 128. Tables then differ by rounding alone."""
+    """Twice as many columns as rows, or 512 columns of fewer than 64 rows. Tables then differ by rounding alone."""
     monkeypatch.setattr(kernel.iteration, "torch_is_slow", lambda _: True)
-    for m, n in (64, 128), (4, 128), (500, 9000):
+    for m, n in (64, 128), (500, 9000), (63, 512), (4, 512):
         assert choose(m, n, table=table).method == "gram"
-    for m, n in (64, 127), (4, 127), (500, 999):
+    for m, n in (64, 127), (500, 999), (63, 511), (4, 511):
         assert choose(m, n, table=table).method == "standard"
 
 

@@ -24,8 +24,9 @@ CPU_WORK_DTYPE = torch.bfloat16 if bfloat16_is_faster() else torch.float32
 
 # With fewer steps the Gram iteration saves nothing in bfloat16: its first step is one of the standard iteration.
 _GRAM_STEPS = 4
-# With fewer columns it hardly saves time in float32, for which it loses digits.
-_GRAM_COLUMNS = 128
+# A CPU takes it by default for matrices with twice as many columns as rows, or, if these are fewer than `_SHORT_SIDE`,
+# with `_LONG_SIDE` columns: with torch's products, which portable variants have, more of them take more time below.
+_SHORT_SIDE, _LONG_SIDE = 64, 512
 
 
 class Iteration(NamedTuple):
@@ -221,10 +222,11 @@ def _auto_may_use_gram(case: _Case, products: Products) -> bool:
     products that keep float32 the size alone decides, so choosing by time changes roundings only. From twice as many
     columns as rows on, five steps of `gemm_` save at least a third of the FLOPs, which pays for more products.
     """
-    device, work_dtype, size, _, circumstances = case
+    device, work_dtype, (m, n), _, circumstances = case
+    long_side = 2 * m if m >= _SHORT_SIDE else _LONG_SIDE
     is_default = device.type == "cpu" and circumstances.default_dtype and not circumstances.transformed
     stands_in = is_default and work_dtype == torch.float32 and _keeps_float32(products)
-    return work_dtype == torch.float16 or (stands_in and size[1] >= max(2 * size[0], _GRAM_COLUMNS))
+    return work_dtype == torch.float16 or (stands_in and n >= long_side)
 
 
 def _keeps_float32(products: Products) -> bool:
