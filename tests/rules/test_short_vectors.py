@@ -1,6 +1,6 @@
-"""Short tensors joined for torch's fused AdamW: the same bits, and few calls that wait for all threads.
+"""Whole vectors for torch's fused AdamW, short tensors joined: the same bits, and few calls that wait for all threads.
 
-Joined tensors begin at whole vectors of the kernel, which computes an element from this element's numbers alone.
+In whole vectors the kernel computes an element from this element's numbers alone, wherever it is.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 SETTINGS = dict(lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, maximize=False)
-# Vectors, a matrix, some that end within a vector of the kernel, one too long to be joined, and an empty one.
-SHAPES = [(64,), (8, 32), (70,), (3,), (1 << 15,), ((1 << 15) + 32,), (0,)]
-COUNTS = {"as often": [2.0] * len(SHAPES), "not as often": [2.0, 7.0, 2.0, 7.0, 2.0, 3.0, 2.0]}
+# Vectors, a matrix, some that end within a vector of the kernel, an empty one, and two too long to be joined.
+SHAPES = [(64,), (8, 32), (70,), (3,), (1 << 15,), (0,), ((1 << 15) + 32,), ((1 << 15) + 37,)]
+EMPTY = SHAPES.index((0,))
+COUNTS = {"as often": [2.0] * len(SHAPES), "not as often": [2.0, 7.0, 2.0, 7.0, 2.0, 2.0, 3.0, 3.0]}
 
 pytestmark = pytest.mark.kernels_ci
 
@@ -56,7 +57,24 @@ def test_a_tensor_gets_the_same_bits_alone_and_among_others(kernel, threads, cha
     for tensors in each_alone(alone):
         take_steps(kernel, tensors, **changes)
     assert all(map(torch.equal, [t for column in together for t in column], [t for column in alone for t in column]))
-    assert not any(map(torch.equal, together.parameters[:-1], drawn(kernel, counts, dtype).parameters))
+    same = list(map(torch.equal, together.parameters, drawn(kernel, counts, dtype).parameters))
+    assert same == [shape == (0,) for shape in SHAPES]
+
+
+def test_shards_have_the_bits_of_the_whole(kernel, threads):
+    """Also of tensors that are too long to be joined, and wherever the ends of their last shards are."""
+    whole = drawn(kernel, COUNTS["not as often"])
+    shards = type(whole)(
+        *(
+            [shard for t in column for shard in t.view(-1).split(1001)]
+            for column in drawn(kernel, [2.0] * len(SHAPES))[:4]
+        ),
+        [step.clone() for step, p in zip(whole.steps, whole.parameters) for _ in p.view(-1).split(1001)],
+    )
+    for tensors in (whole, shards):
+        take_steps(kernel, tensors)
+    for columns in zip(whole[:4], shards[:4]):
+        assert torch.equal(*(torch.cat([t.flatten() for t in column]) for column in columns))
 
 
 def test_dense_tensors_in_another_order_of_memory_are_joined_with_others(kernel, threads):
@@ -88,13 +106,13 @@ def test_gradients_stay_scaled_and_an_overflow_changes_nothing(kernel, threads, 
     for each in each_alone(alone):
         take_steps(kernel, each, scaling)
     assert all(all(map(torch.equal, *columns)) for columns in zip(tensors, alone))
-    filled = [column[:-1] for column in tensors], [column[:-1] for column in before]
+    filled = [[column[:EMPTY] + column[EMPTY + 1 :] for column in each] for each in (tensors, before)]
     kept = [list(map(torch.equal, *columns)) for columns in zip(*filled)]
     assert all(kept[1]) and all(any(column) == all(column) == bool(found) for column in (kept[0], *kept[2:]))
 
 
 def test_the_kernel_waits_once_for_all_short_tensors(kernel, threads):
-    """With one thread it waits for none, and nothing is copied. Three counts take three calls, the long tensor one."""
+    """Three counts take three calls, the long tensors one. With one thread it waits for none, and copies ends alone."""
     called = []
 
     def call(parameters: list[Tensor], *others, **numbers) -> None:
@@ -105,11 +123,10 @@ def test_the_kernel_waits_once_for_all_short_tensors(kernel, threads):
     tensors = drawn(kernel, COUNTS["not as often"])
     with patch.object(torch, "_fused_adamw_", call):
         kernel.rules.adamw.adamw_(tensors, kernel.rules.fallback.FallbackRule(**SETTINGS))
-    # 70 elements are two vectors in place and one of copies; 3 elements are one of copies.
-    padded = [64, 256, 64, 32, 32, 1 << 15, (1 << 15) + 32, 0]
-    assert sorted(called) == sorted(
-        [padded] if threads == 1 else [[64 + 64 + 32 + (1 << 15)], [256 + 32], [(1 << 15) + 32]]
-    )
+    # The last 5 elements of the longest are a vector of their own.
+    long = [(1 << 15) + 32, (1 << 15) + 32]
+    short = [[64, 256, 1 << 15, *long], [96], [32]] if threads == 1 else [long, [64 + 70 + (1 << 15) + 26], [256 + 32]]
+    assert sorted(called) == sorted([*short, [32]])
 
 
 def test_joined_vectors_have_a_longest_length(kernel, monkeypatch):
@@ -121,7 +138,7 @@ def test_joined_vectors_have_a_longest_length(kernel, monkeypatch):
     )
     lengths = []
     short_vectors.update_joined_(lambda each: lengths.append([len(p) for p in each.parameters]), tensors)
-    assert lengths == [[48], [96], [96]]
+    assert lengths == [[96], [96], [64]]
 
 
 def test_a_version_counts_each_step(kernel, threads):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from itertools import chain
-from typing import Iterator, NamedTuple, Sequence, Union
+from typing import Union
 
 import torch
 from torch import Tensor
@@ -15,20 +14,6 @@ from .fallback import FallbackRule, FallbackTensors, columns_of, uncount_overflo
 from .scaling import UNSCALED, GradientScaling
 from .short_vectors import update_joined_
 from .widened import have_one_dtype, update_widened_
-
-# Elements of the longest vector that torch's fused CPU kernel uses: 64 bytes of half precision. The kernel rounds the
-# elements after the last whole vector differently, so the bits would depend on how a parameter is sharded.
-_VECTOR = 32
-
-
-class _Entry(NamedTuple):
-    """The `FallbackTensors` of one parameter, or of a part of it."""
-
-    parameter: Tensor
-    gradient: Tensor
-    average: Tensor
-    square: Tensor
-    step: Tensor
 
 
 def adamw_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling = UNSCALED) -> None:
@@ -45,10 +30,8 @@ def adamw_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScalin
     torch._foreach_add_(tensors.steps, 1)
     if _ignores(scaling, tensors.parameters[0].device):
         _step_in_copies_(tensors, rule, scaling)
-    elif _are_whole(*tensors[:4]) and _decays_in_kernel(rule):
-        _fused_step_(tensors, rule, scaling)
     else:
-        _step_in_pieces_(tensors, rule, scaling)
+        _fused_step_(tensors, rule, scaling)
     uncount_overflow_(tensors.steps, scaling.found_inf)
 
 
@@ -68,7 +51,7 @@ def _step_in_copies_(tensors: FallbackTensors, rule: FallbackRule, scaling: Grad
     if scaling.grad_scale is not None:
         gradients = torch._foreach_div(gradients, scaling.grad_scale.reshape(()))
     parameters, averages, squares = copies = [list(map(Tensor.clone, each)) for each in targets]
-    _step_in_pieces_(FallbackTensors(parameters, gradients, averages, squares, tensors.steps), rule, UNSCALED)
+    _fused_step_(FallbackTensors(parameters, gradients, averages, squares, tensors.steps), rule, UNSCALED)
     for kept, results in zip(targets, copies):
         if scaling.found_inf is not None:
             finite = scaling.found_inf.reshape(()) == 0
@@ -76,36 +59,49 @@ def _step_in_copies_(tensors: FallbackTensors, rule: FallbackRule, scaling: Grad
         torch._foreach_copy_(kept, results)
 
 
-def _step_in_pieces_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling) -> None:
-    """Take the step with copies, or flat views, of the tensors that torch's kernel cannot work on directly."""
-    pieces = [pair for entry in map(_Entry, *tensors) for pair in _as_vectors(entry)]
-    _fused_step_(columns_of(used for used, _ in pieces), rule, scaling)
-    for used, target in pieces:
-        _copy_back(used, target)
-
-
 def _fused_step_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling) -> None:
-    """Call torch's kernel, for which steps have already been counted, and apply the decay that it does not know."""
-    parameters, averages = tensors.parameters, tensors.averages
-    if _decays_in_kernel(rule):
-        _call_kernel_(tensors, rule, scaling)
-        return
-    taken, rest = taken_by_decay(rule, parameters[0]), rule._replace(weight_decay=0.0)
-    if rule.decay_mode == "cautious":
-        before = list(map(Tensor.clone, parameters))
-        _call_kernel_(tensors, rest, scaling)
-        decay_cautiously_(parameters, before, averages, taken, scaling.found_inf)  # average and update have one sign
-    else:
-        decay_(parameters, taken, scaling.found_inf)
-        _call_kernel_(tensors, rest, scaling)
-
-
-def _call_kernel_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling) -> None:
-    update_joined_(partial(_call_directly_, rule, scaling), tensors)
+    """Take the step, which has been counted, with flat views or copies of the tensors that are not contiguous."""
+    are_contiguous = all(map(Tensor.is_contiguous, chain(*tensors[:4])))
+    kept = tensors if are_contiguous else columns_of(map(_in_order_of_memory, zip(*tensors)))
+    used = FallbackTensors(*(list(map(Tensor.contiguous, column)) for column in kept))
+    update_joined_(partial(_update_, rule, scaling), used)
+    places, results = (chain(each.parameters, each.averages, each.squares) for each in (kept, used))
+    for place, result in zip(places, results):
+        if result is not place:
+            place.copy_(result)
     torch.autograd.graph.increment_version(tensors.parameters)  # not of the state, which is in no graph of autograd
 
 
-def _call_directly_(rule: FallbackRule, scaling: GradientScaling, tensors: FallbackTensors) -> None:
+def _in_order_of_memory(row: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return flat views of a row's tensors, if all four fill their memory in one order; else `row`.
+
+    torch's kernel for CPUs walks through the memory of all four in the same order and ignores strides: with a
+    transposed gradient it would silently pair the wrong elements.
+    """
+    *elements, step = row
+    dense = torch.empty_like(elements[0]).stride()
+    if any(t.stride() != dense for t in elements):
+        return row
+    return (*(t.as_strided((t.numel(),), (1,)) for t in elements), step)
+
+
+def _update_(rule: FallbackRule, scaling: GradientScaling, tensors: FallbackTensors) -> None:
+    """Call torch's kernel with contiguous tensors, and apply the decay that it does not know."""
+    if _decays_in_kernel(rule):
+        _call_kernel_(tensors, rule, scaling)
+        return
+    taken, rest = taken_by_decay(rule, tensors.parameters[0]), rule._replace(weight_decay=0.0)
+    if rule.decay_mode != "cautious":
+        decay_(tensors.parameters, taken, scaling.found_inf)
+        _call_kernel_(tensors, rest, scaling)
+        return
+    before = list(map(Tensor.clone, tensors.parameters))
+    _call_kernel_(tensors, rest, scaling)
+    # The average and the update have one sign.
+    decay_cautiously_(tensors.parameters, before, tensors.averages, taken, scaling.found_inf)
+
+
+def _call_kernel_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling) -> None:
     parameters, gradients, averages, squares, steps = tensors
     torch._fused_adamw_(
         parameters,
@@ -132,48 +128,3 @@ def _as_kernels_take_it(lr: Union[float, Tensor], device: torch.device) -> Union
     if not isinstance(lr, Tensor) or lr.is_cpu:
         return lr
     return lr.to(device, lr.dtype if device.type == "cpu" else torch.float32)
-
-
-def _are_whole(parameters: Sequence[Tensor], *others: Sequence[Tensor]) -> bool:
-    """Whether torch's kernel can work on the tensors directly: they are contiguous and, on a CPU, whole vectors."""
-    in_vectors = not parameters[0].is_cpu or math.gcd(_VECTOR, *map(Tensor.numel, parameters)) == _VECTOR
-    return in_vectors and all(map(Tensor.is_contiguous, chain(parameters, *others)))
-
-
-def _as_vectors(entry: _Entry) -> Iterator[tuple[_Entry, _Entry]]:
-    """Yield tensors that torch's kernel can work on, each with the part of `entry` that they stand for.
-
-    The CPU kernel walks through the memory of all four tensors in the same order and ignores strides: with a transposed
-    gradient it would silently pair the wrong elements. Elements after the last whole vector are copied into a vector
-    that is padded with zeros. Of 70 elements the first 64 are used in place, the last 6 in such a copy.
-    """
-    *elements, step = entry
-    if _are_whole(*([t] for t in elements)):
-        yield entry, entry
-        return
-    first = entry.parameter
-    rest = first.numel() % _VECTOR if first.device.type == "cpu" else 0
-    dense = first.is_contiguous() or torch.empty_like(first).stride() == first.stride()
-    if not (dense and all(t.stride() == first.stride() for t in elements)):
-        yield _Entry(*(_padded(t.reshape(-1), rest) for t in elements), step), entry
-        return
-    flat, length = [t.as_strided((t.numel(),), (1,)) for t in elements], first.numel() - rest
-    if length:
-        whole = _Entry(*(t[:length] for t in flat), step)
-        yield whole, whole
-    if rest:
-        tail = _Entry(*(t[length:] for t in flat), step)
-        yield _Entry(*(_padded(t, rest) for t in tail[:4]), step), tail
-
-
-def _padded(flat: Tensor, rest: int) -> Tensor:
-    """Return a copy of `flat`. If its last vector has only `rest` elements, zeros follow up to a whole vector."""
-    return torch.nn.functional.pad(flat, (0, -rest % _VECTOR)) if rest else flat.clone()
-
-
-def _copy_back(used: _Entry, target: _Entry) -> None:
-    """Copy the results of the step into `target`, unless the step has written them there."""
-    for field in ("parameter", "average", "square"):
-        source, place = getattr(used, field), getattr(target, field)
-        if place is not source:
-            place.copy_(source if source.shape == place.shape else source[: place.numel()].view_as(place))

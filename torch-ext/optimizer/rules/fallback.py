@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Callable, Iterable, NamedTuple, Optional, Sequence, Union
+from typing import Callable, Iterable, Iterator, NamedTuple, Optional, Sequence, TypeVar, Union
 
 import torch
 from torch import Tensor
 
 from .scaling import GradientScaling
+
+Row = TypeVar("Row", bound=tuple)
 
 
 class FallbackRule(NamedTuple):
@@ -34,6 +36,20 @@ class FallbackTensors(NamedTuple):
 def columns_of(rows: Iterable[Sequence[Tensor]]) -> FallbackTensors:
     """Return rows, each with the tensors of one parameter, as lists."""
     return FallbackTensors(*map(list, zip(*rows)))
+
+
+def runs_of(rows: Iterable[Row], most: int) -> Iterator[list[Row]]:
+    """Yield rows in runs whose first tensors have at most `most` elements together, larger ones alone."""
+    run: list[Row] = []
+    elements = 0
+    for row in rows:
+        count = row[0].numel()
+        if run and elements + count > most:
+            yield run
+            run, elements = [], 0
+        run.append(row)
+        elements += count
+    yield run
 
 
 # What takes one step of AdamW or NAdamW.

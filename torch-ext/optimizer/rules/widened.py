@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..kernels.formats import HALF_DTYPES
 from ..kernels.master_weights import joined, split_
-from .fallback import FallbackRule, FallbackTensors, FallbackUpdate
+from .fallback import FallbackRule, FallbackTensors, FallbackUpdate, runs_of
 from .scaling import GradientScaling
 
 # Elements of which there are copies at once, unless one row has more.
@@ -49,7 +49,7 @@ def update_widened_(
     With the lower halves of bfloat16 parameters, int16 `remainders`, nothing is rounded. Otherwise each element of
     parameters and averages in half precision is rounded once.
     """
-    for parts in _runs(_parts(tensors, remainders)):
+    for parts in runs_of(_parts(tensors, remainders), WIDENED_AT_ONCE):
         _update_copies_(update, parts, rule, scaling)
 
 
@@ -70,20 +70,6 @@ def _cut(part: _Part, rows: int) -> Iterator[_Part]:
     for each in others:
         yield part._replace(**dict(zip(tensors, each)), step=part.step.clone())
     yield part._replace(**dict(zip(tensors, last)))
-
-
-def _runs(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
-    """Yield parts in runs of at most WIDENED_AT_ONCE elements, larger ones alone."""
-    run: list[_Part] = []
-    elements = 0
-    for part in parts:
-        count = part.parameter.numel()
-        if run and elements + count > WIDENED_AT_ONCE:
-            yield run
-            run, elements = [], 0
-        run.append(part)
-        elements += count
-    yield run
 
 
 def _update_copies_(
