@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.allocations import Allocations
+
 SETTINGS = dict(lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, maximize=False)
 MODES = {
     "decay in the kernel": {},
@@ -60,6 +62,31 @@ def test_parts_get_the_bits_of_the_whole(kernel, cut, dtype, mode):
     take_step(kernel, whole, **mode)
     take_step(kernel, *zip(*map(cut, in_parts)), **mode)
     assert all(map(torch.equal, in_parts, whole))
+
+
+@any_dtype
+def test_cautious_decay_in_pieces_has_the_bits_of_the_whole(kernel, monkeypatch, dtype):
+    """Of parameters that fill several pieces, a part of one, and none."""
+    results = []
+    for most in (kernel.rules.adamw.CAUTIOUS_AT_ONCE, 64):
+        monkeypatch.setattr(kernel.rules.adamw, "CAUTIOUS_AT_ONCE", most)
+        tensors = [drawn(shape, dtype) for shape in [(400, 100), (7, 10), (3, 5), (0, 4)]]
+        take_step(kernel, *tensors, decay_mode="cautious")
+        results.append([t for each in tensors for t in each])
+    assert all(map(torch.equal, *results))
+
+
+def test_cautious_decay_copies_a_bounded_part_at_a_time(kernel, monkeypatch):
+    """However many elements, and parameters, there are."""
+    monkeypatch.setattr(kernel.rules.adamw, "CAUTIOUS_AT_ONCE", 1 << 12)
+    peaks = []
+    for shapes in ([(1024, 16)], [(2048, 16)], [(128, 16)] * 16):
+        tensors = [drawn(shape, torch.float32) for shape in shapes]
+        with Allocations() as memory:
+            take_step(kernel, *tensors, decay_mode="cautious")
+        peaks.append(memory.peak)
+    # The parameter before the step, the decay of each element, and two masks: whether it applies, and not.
+    assert max(peaks) <= (10 << 12) + 200
 
 
 @pytest.mark.parametrize("found", [0.0, 1.0])

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import chain
-from typing import Union
+from itertools import chain, repeat
+from typing import Iterable, Union
 
 import torch
 from torch import Tensor
 
 from .decay import decay_, decay_cautiously_, taken_by_decay
-from .fallback import FallbackRule, FallbackTensors, columns_of, uncount_overflow_
+from .fallback import FallbackRule, FallbackTensors, columns_of, runs_of, uncount_overflow_
 from .scaling import UNSCALED, GradientScaling
 from .short_vectors import update_joined_
 from .widened import have_one_dtype, update_widened_
+
+# Elements of parameters that have copies at once for cautious decay; whole vectors of torch's kernel.
+CAUTIOUS_AT_ONCE = 1 << 22
 
 
 def adamw_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling = UNSCALED) -> None:
@@ -95,10 +98,20 @@ def _update_(rule: FallbackRule, scaling: GradientScaling, tensors: FallbackTens
         decay_(tensors.parameters, taken, scaling.found_inf)
         _call_kernel_(tensors, rest, scaling)
         return
-    before = list(map(Tensor.clone, tensors.parameters))
-    _call_kernel_(tensors, rest, scaling)
-    # The average and the update have one sign.
-    decay_cautiously_(tensors.parameters, before, tensors.averages, taken, scaling.found_inf)
+    for run in runs_of(chain.from_iterable(map(_pieces, zip(*tensors))), CAUTIOUS_AT_ONCE):
+        part = columns_of(run)
+        before = list(map(Tensor.clone, part.parameters))
+        _call_kernel_(part, rest, scaling)
+        # The average and the update have one sign.
+        decay_cautiously_(part.parameters, before, part.averages, taken, scaling.found_inf)
+
+
+def _pieces(row: tuple[Tensor, ...]) -> Iterable[tuple[Tensor, ...]]:
+    """Return contiguous tensors of a parameter in flat pieces of at most CAUTIOUS_AT_ONCE elements."""
+    if row[0].numel() <= CAUTIOUS_AT_ONCE:
+        return [row]
+    *elements, step = row
+    return zip(*(t.view(-1).split(CAUTIOUS_AT_ONCE) for t in elements), repeat(step))
 
 
 def _call_kernel_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling) -> None:
