@@ -151,15 +151,54 @@ def test_momentum_that_is_rounded_while_it_is_read_is_told_of(kernel, tmp_path, 
         assert bits_equal(*buffers)
 
 
-def test_momentum_that_a_plain_file_has_is_not_told_of(kernel):
-    """It has kept the dtype in which it was made."""
+def test_momentum_that_a_plain_file_has_was_not_rounded(kernel):
+    """It has kept the dtype in which it was made, and will; that is another warning."""
     model = nn.Linear(64, 32)
     optimizer, other = (kernel.Muon(model.named_parameters(), momentum_dtype="bfloat16") for _ in range(2))
     optimizer.param_groups[0]["momentum_dtype"] = None
     assert optimizer.state_dict()["state"][0]["momentum_buffer"].dtype == torch.bfloat16
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warnings.filterwarnings(
-            "ignore", "the file's settings replace"
-        )  # momentum_dtype differs, which is another warning
+    with pytest.warns(UserWarning) as caught:
         other.load_state_dict(optimizer.state_dict())
+    said = [str(warning.message) for warning in caught]
+    assert [text[:30] for text in said] == ["the momentum of weight stays b", "the file's settings replace th"]
+
+
+@pytest.mark.parametrize("there, here", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)], ids=str)
+def test_momentum_that_keeps_the_dtype_of_another_model_is_told_of(kernel, there, here):
+    """As of a run in half precision that goes on in float32. What the warning says ends it, and so it does in files."""
+
+    def resumed(saved, dtype):
+        optimizer = kernel.Muon(nn.Linear(8, 6, dtype=dtype).named_parameters())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer.load_state_dict(saved)
+        return optimizer, [str(warning.message) for warning in caught]
+
+    saved = kernel.Muon(nn.Linear(8, 6, dtype=there).named_parameters()).state_dict()
+    optimizer, (said,) = resumed(saved, here)
+    old, new = (str(dtype).removeprefix("torch.") for dtype in (there, here))
+    assert said.startswith(f"the momentum of weight stays {old}, because the file has it so and momentum_dtype is None")
+    advice = re.search(r"set (momentum_dtype='.*?') in the groups to convert it, or '(.*?)' to keep it", said)
+    assert advice[2] == old
+    group, (buffer,) = optimizer.param_groups[0], optimizer.state[optimizer.param_groups[0]["params"][0]].values()
+    assert buffer.dtype == there
+    for settings, dtype in ((eval(f"dict({advice[1]})"), here), ({"momentum_dtype": old}, there)):
+        group.update(settings)
+        file = optimizer.state_dict()
+        assert file["state"][0]["momentum_buffer"].dtype == dtype
+        assert "momentum of" not in "".join(resumed(file, here)[1])
+    assert new == eval(f"dict({advice[1]})")["momentum_dtype"]
+    assert not resumed(saved, there)[1]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_momentum_that_torch_reads_into_a_models_dtype_is_told_of_as_rounded_alone(kernel, tmp_path):
+    """And not that it stays so, though it does."""
+    models = [nn.Linear(64, 32) for _ in range(2)]
+    optimizers = [kernel.Muon(m.named_parameters(), momentum_dtype=d) for m, d in zip(models, (None, "bfloat16"))]
+    state = get_optimizer_state_dict(models[1], optimizers[1])
+    dcp.save(get_optimizer_state_dict(models[0], optimizers[0]), checkpoint_id=tmp_path, no_dist=True)
+    dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
+    with pytest.warns(UserWarning, match="construct the optimizer with momentum_dtype=None$") as caught:
+        set_optimizer_state_dict(models[1], optimizers[1], state)
+    assert sum("momentum of" in str(warning.message) for warning in caught) == 1

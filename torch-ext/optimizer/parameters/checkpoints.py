@@ -13,15 +13,17 @@ from torch import Tensor
 from ..kernels.user_warnings import warn_user
 from .checks import check_dtypes, check_fake_mode
 from .file_sources import THIS_PACKAGE, advice_for, source_of
-from .groups import loaded_group
+from .groups import loaded_group, names_in_file
 from .names import bare_name, listed, named_parameters, names_of
-from .saved_forms import check_form, rounding
+from .saved_forms import check_form, kept_dtype, rounding
 from .settings import SCHEDULED, SETTINGS, Group
 from .state import BUFFER, KEYS
 from .state_values import check_values
 
 # Settings of which a load does not warn: every file brings rates and decay, and some schedulers cycle the others.
 _EXPECTED_TO_CHANGE = {*SCHEDULED, "lr_factor", "decay_lr", "momentum", "adamw_betas"}
+# Settings that the warning of merged groups shows.
+_TAKEN = ("lr", "lr_factor", "weight_decay")
 # Names that this package made for parameters without names.
 MADE_UP = re.compile(r"(param|unnamed)_\d+")
 
@@ -62,7 +64,8 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
     Otherwise raises ValueError, which names the parameters that only one side has or that are in other places, and says
     what to write. Momentum may keep its dtype, so one that the parameter's device does not have raises, too, and so do
     values that steps cannot compute with (`check_values`), before torch moves or casts any of them. Warns of state that
-    is lost, and of parameters that get the state of others. Raises RuntimeError as `check_fake_mode` does.
+    is lost, and of parameters that get the state or the settings of others. Raises RuntimeError as `check_fake_mode`
+    does.
     """
     check_fake_mode(p for group in groups for p in group["params"])
     source, saved = source_of(state_dict), state_dict["param_groups"]
@@ -91,6 +94,8 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
             )
     _check_states(groups, saved, state_dict["state"])
     _warn_of_replaced(here, there)
+    for group, other in zip(groups, saved):
+        _warn_of_merged(group, other, state_dict["state"])
     return state_dict
 
 
@@ -98,7 +103,7 @@ def _check_states(groups: Sequence[Group], saved: Sequence[Group], states: Mappi
     """Raise TypeError or ValueError unless the state of each parameter fits it, and warn of what is lost of it."""
     lost: list[str] = []
     missing: list[str] = []
-    rounded: dict[str, list[str]] = {}
+    remarks: dict[str, list[str]] = {}
     for group, other in zip(groups, saved):
         for (name, p), i in zip(named_parameters(group), other["params"]):
             state = states.get(i, {})
@@ -109,8 +114,9 @@ def _check_states(groups: Sequence[Group], saved: Sequence[Group], states: Mappi
                 lost.append(name)
             elif not state and p.requires_grad:  # torch reads no state of frozen parameters
                 missing.append(name)
-            elif isinstance(i, str):  # torch.distributed.checkpoint finds parameters by name
-                rounded.setdefault(rounding(state, p, other, group), []).append(name)
+            else:  # torch.distributed.checkpoint finds parameters by name
+                how = rounding(state, p, other, group) if isinstance(i, str) else ""
+                remarks.setdefault(how or kept_dtype(state, p, {**group, **other}), []).append(name)
     if lost:
         warn_user(
             f"the state of {listed(lost)} is lost: these parameters are on meta, which holds no values. Give them "
@@ -118,7 +124,7 @@ def _check_states(groups: Sequence[Group], saved: Sequence[Group], states: Mappi
         )
     if missing and any(states.values()):
         warn_user(f"the file has no state of {listed(missing)}: these parameters begin anew, with zero momentum")
-    for how, names in rounded.items():
+    for how, names in remarks.items():
         if how:
             warn_user(f"the momentum of {listed(names)} {how}")
 
@@ -130,6 +136,26 @@ def _warn_of_replaced(here: Mapping[str, Place], there: Mapping[str, Place]) -> 
         warn_user(
             f"the state has {listed(gone)}, and this optimizer has {listed(new)} instead: these get the state that was "
             "saved in their places. If they are other parameters, del optimizer.state[p] for each of them after loading"
+        )
+
+
+def _warn_of_merged(group: Group, saved: Group, states: Mapping[Any, Any]) -> None:
+    """Warn if some parameters of a group get the settings of others, which were in another group of the file.
+
+    torch.distributed.checkpoint gives a group the settings of one group of the file, whose `param_names` come along. If
+    none of these is here, they are of another stage of a pipeline, or not the model's names.
+    """
+    of_file = set(map(bare_name, names_in_file(saved)))
+    pairs = [pair for pair in zip(names_of(group), saved["params"]) if isinstance(pair[1], str)]
+    pairs = [(name, i) for name, i in pairs if bare_name(name) == bare_name(i)]
+    own = [name for name, _ in pairs if bare_name(name) in of_file]
+    others = [name for name, i in pairs if bare_name(name) not in of_file and states.get(i)]
+    if own and others:
+        now = ", ".join(f"{key}={shortened(saved[key])}" for key in _TAKEN if key in saved)
+        warn_user(
+            f"the settings of {listed(others)} are now those of {listed(own)} ({now}), which the file has in another "
+            "group: torch gives a whole group the settings of one group of the file. If theirs were others, make the "
+            "groups as they were, or set them in param_groups after loading"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Collection, Mapping, Optional, Sequence
 
 from torch import Tensor
@@ -27,8 +28,10 @@ FUNCTION = "function"
 # What a saved group says about its writer: the format, which decides whether it loads, and the build, which never does.
 _SAVED_BY = {"state_format": STATE_FORMAT, "build": str(build_info())}
 
-# Settings that may be sequences of any length, and the key of saved groups that has their lengths.
+# Settings that may be sequences of any length, and the key of saved groups that has their lengths, as text that ends in
+# the number of names.
 _SEQUENCES, LENGTHS = ("ns_coefficients", "expert_keys", "split_rows"), "sequence_lengths"
+_NUMBER_OF_NAMES = re.compile(r"(?:, )?param_names (\d+)$")
 
 # Keys that a group keeps when a saved group is loaded.
 _KEPT = ("params", "param_names", "use_muon", "state_format", "build", "offload", "master_weights")
@@ -99,7 +102,8 @@ def _by_branch(
 def saved_group(group: Group) -> dict[str, Any]:
     """Return a group as it is saved: files cannot hold functions."""
     adjustment = FUNCTION if callable(group["adjust_lr_fn"]) else group["adjust_lr_fn"]
-    return {**group, "adjust_lr_fn": adjustment, LENGTHS: _sequence_lengths(group)}
+    lengths = [_sequence_lengths(group), f"param_names {len(group['param_names'])}"]
+    return {**group, "adjust_lr_fn": adjustment, LENGTHS: ", ".join(filter(None, lengths))}
 
 
 def _sequence_lengths(group: Group) -> str:
@@ -109,6 +113,15 @@ def _sequence_lengths(group: Group) -> str:
     sequence here would stay.
     """
     return ", ".join(f"{key} {len(group[key])}" for key in _SEQUENCES if is_sequence(group.get(key)))
+
+
+def names_in_file(saved: Group) -> list[str]:
+    """Return the `param_names` that a file has for a group, without those that torch has left of this optimizer's.
+
+    With full_state_dict it leaves the end of a longer list. Files of earlier builds do not say how many are theirs.
+    """
+    number = _NUMBER_OF_NAMES.search(str(saved.get(LENGTHS)))
+    return list(saved.get("param_names", ()))[: int(number[1]) if number else None]
 
 
 def other_meanings(group: Group) -> dict[str, str]:
@@ -136,6 +149,7 @@ def loaded_group(
     _check_same_group(current, saved)
     saved = dict(saved)
     lengths = saved.pop(LENGTHS, None)
+    lengths = lengths and _NUMBER_OF_NAMES.sub("", str(lengths))
     if lengths not in (None, _sequence_lengths(saved)):
         raise ValueError(
             f"the group of {listed(names_of(current))} was saved with sequences of the lengths {lengths}, and now "

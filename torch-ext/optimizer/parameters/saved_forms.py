@@ -7,6 +7,7 @@ from typing import Any, Mapping
 import torch
 from torch import Tensor
 
+from ..kernels.formats import dtype_name
 from .setting_values import plain_momentum_dtype
 from .state import BUFFER, KEYS, MOMENTS, REMAINDER, SCALE, has_remainder
 
@@ -51,6 +52,20 @@ def rounding(state: Mapping[str, Any], p: Tensor, saved: Mapping[str, Any], curr
         f"is {read}, and its group was saved with momentum_dtype={setting!r}: if dcp.load has read it, it is rounded "
         "to what this optimizer has. To load it as it was saved, construct the optimizer with "
         f"momentum_dtype={setting!r}"
+    )
+
+
+def kept_dtype(state: Mapping[str, Any], p: Tensor, loaded: Mapping[str, Any]) -> str:
+    """Return what to say of momentum that keeps another dtype than a new optimizer's would have, "" if it does not.
+
+    It does so for good where the `loaded` group has `momentum_dtype=None`.
+    """
+    if BUFFER not in state or loaded["momentum_dtype"] is not None or state[BUFFER].dtype == p.dtype:
+        return ""
+    kept, new = dtype_name(state[BUFFER].dtype), dtype_name(p.dtype)
+    return (
+        f"stays {kept}, because the file has it so and momentum_dtype is None; a new optimizer's would be {new}. After "
+        f"loading, set momentum_dtype={new!r} in the groups to convert it, or {kept!r} to keep it without this warning"
     )
 
 
