@@ -33,6 +33,7 @@ from .parameters.checkpoints import as_saved, checked, loaded_groups, unbox_
 from .parameters.groups import saved_group, split_group
 from .parameters.matrices import EXPERT_KEYS
 from .parameters.names import named_parameters
+from .parameters.rates import fast_decay
 from .parameters.routing import IsMuon, check_is_muon
 from .parameters.setting_values import flag
 from .parameters.settings import OF_GROUPS, SETTINGS, plain_settings
@@ -125,9 +126,9 @@ class Muon(Optimizer):
         experimental_hyperball: keep the norm of each matrix: W becomes R normalized(W - lr R normalized(update)), where
             R is the norm of W. `lr` is then relative to that norm, and no multiplier or decay applies. Needs float32 or
             float64. A parameter of zeros raises; in shards and in stacks, matrices of zeros stay zero.
-        decay_mode: `decoupled`; `independent` of lr, W * (1 - weight_decay); `cautious`, decoupled, but only for
-            elements that the update moves towards zero, too; `corrected`, decoupled times lr / `decay_lr`
-            (docs/weight_decay.md).
+        decay_mode: `decoupled`; `independent` of lr, W * (1 - weight_decay), where 0.002 is usual; `cautious`,
+            decoupled, but only for elements that the update moves towards zero, too; `corrected`, decoupled times lr /
+            `decay_lr` (docs/weight_decay.md).
         maximize: maximize the objective instead of minimizing it.
         conv_mode: how a convolution (out, in, *kernel) is seen: `flatten`, as one matrix (out, in * positions), or
             `batched`, as one matrix (out, in) for each position of the kernel.
@@ -144,7 +145,7 @@ class Muon(Optimizer):
             the groups without an `lr` of their own; a group with its own `lr` may have its own `adamw_lr`, too. In a
             group of matrices alone it has no effect. What is kept is the ratio `lr_factor = adamw_lr / lr`, so
             schedulers need to change `lr` alone. A tensor, or a value beside `lr=0`, has no ratio: the fallback's group
-            then gets it as its own `lr`.
+            then gets it as its own `lr`, and beside `lr=0` a warning says so.
         adamw_weight_decay: weight decay of the fallback's parameters; None means `weight_decay`. Given to the
             constructor, it applies to the groups without a `weight_decay` of their own, as `adamw_lr` does.
         adamw_betas: betas of the fallback.
@@ -292,7 +293,7 @@ class Muon(Optimizer):
         self._refresh()
         lines = same_names(self.param_groups, self.param_groups) + idle_keys(self.param_groups)
         lines += ([] if is_muon is None else idle_is_muon(params)) + plain_parts(self.param_groups)
-        lines += idle_adamw_arguments(self.param_groups, self.defaults)
+        lines += idle_adamw_arguments(self.param_groups, self.defaults) + fast_decay(self.param_groups)
         idle = idle_exchange(exchange)
         self._first_steps = FirstSteps(exchange_is_idle=exchange == ExchangeOptions() and not idle)
         for line in advice(routed(self.param_groups, self._reasons)) + lines + idle:
@@ -494,7 +495,7 @@ class Muon(Optimizer):
                 added = self.param_groups[before:]
                 lines = same_names(self.param_groups, added) + idle_keys(added, self.defaults["expert_keys"])
                 others = routed(self.param_groups[:before], self._reasons)
-                for line in advice(routed(added, reasons), others) + lines + plain_parts(added):
+                for line in advice(routed(added, reasons), others) + lines + plain_parts(added) + fast_decay(added):
                     warn_user(line)  # raises if the user turns warnings into errors
         except Exception:
             del self.param_groups[before:]

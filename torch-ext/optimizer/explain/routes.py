@@ -18,6 +18,7 @@ from ..kernels.provenance import build_info
 from ..parameters.advice import Uncut, advice, remarks, same_names, still_uncut, uncut_lines
 from ..parameters.matrices import view_in_group
 from ..parameters.names import named_parameters
+from ..parameters.rates import fast_decay
 from ..parameters.routing import Route, reason_of
 from ..parameters.settings import Group, keeps_norm, multiplier_in_group
 from ..parameters.state import State, has_remainder, state_tensors
@@ -86,7 +87,7 @@ def explanation_of(
         *_slow_products(plan),
         *_left_out(plan),
     ]
-    lines += [*advice(rows), *same_names(groups, groups), *plain_parts(groups), *remarks(rows)]
+    lines += [*advice(rows), *same_names(groups, groups), *plain_parts(groups), *fast_decay(groups), *remarks(rows)]
     lines += uncut_lines(still_uncut(uncut, groups))
     if IS_PORTABLE:
         lines.append(_PORTABLE.format(variant=build_info().variant or "this build"))

@@ -57,7 +57,9 @@ def split_group(
     check_implementations(implementations, "muon" if "muon" in branches else settings["fallback"])
     settings = plain_settings({**settings, **as_adamws(changed, defaults, both="muon" in branches)})
     settings.pop("betas", None)
-    rates = {"muon": (settings["lr"], 1.0), "adamw": fallback_rate(changed, settings, defaults["adamw_lr"])}
+    rates = {"muon": (settings["lr"], 1.0)}
+    if "adamw" in branches:
+        rates["adamw"] = fallback_rate(changed, settings, defaults["adamw_lr"])
     adamw_decay = fallback_decay(changed, settings, defaults["adamw_weight_decay"])
     decays = {"muon": settings["weight_decay"], "adamw": adamw_decay}
     if branches == ["muon"]:

@@ -7,12 +7,18 @@ survives schedulers that set one `lr` for all groups: OneCycleLR, CyclicLR, SWAL
 from __future__ import annotations
 
 import math
-from typing import Optional
+from typing import Optional, Sequence
 
 from torch import Tensor
 
+from ..kernels.user_warnings import warn_user
 from ..rules.decay import Number, scaled_decay
-from .settings import SCHEDULED, Group
+from .names import listed, names_of
+from .setting_values import number_at_hand
+from .settings import SCHEDULED, Group, keeps_norm
+
+# Independent decay is warned of from this share on that a step removes. Usual is lr * weight_decay, such as 0.02 * 0.1.
+LARGE_SHARE = 0.01
 
 
 def rate_of(group: Group) -> Number:
@@ -51,12 +57,19 @@ def fallback_rate(changed: Group, settings: Group, default_adamw_lr: Optional[Nu
     """Return `lr` and `lr_factor` of an AdamW group with these `settings`, some of which the user has `changed`.
 
     The group's `lr_factor` counts if it is given, else the rate that `_of_fallback` returns. If that has no ratio to
-    `lr`, because it is a tensor or `lr` is 0, it becomes the `lr`, with factor 1.
+    `lr`, because it is a tensor or `lr` is 0, it becomes the `lr`, with factor 1. Warns of that if both are numbers:
+    a schedule will change the 0.
     """
     lr, factor, rate = settings["lr"], settings["lr_factor"], _of_fallback("lr", changed, settings, default_adamw_lr)
     if rate is None or "lr_factor" in changed:
         return lr, factor
     ratio = ratio_of(rate, lr)
+    if ratio is None and not isinstance(rate, Tensor) and not isinstance(lr, Tensor) and rate:
+        warn_user(
+            f"adamw_lr={rate} has no ratio to lr={lr} that could be kept, so AdamW's groups get it as their lr: a "
+            "schedule that sets one lr for all groups will set AdamW's to that of the matrices. Write the largest lr "
+            "of the schedule instead of this lr"
+        )
     return (rate, 1.0) if ratio is None else (lr, ratio)
 
 
@@ -72,6 +85,24 @@ def fallback_decay(changed: Group, settings: Group, default_adamw_weight_decay: 
     """Return the `weight_decay` of an AdamW group with these `settings`, some of which the user has `changed`."""
     decay = _of_fallback("weight_decay", changed, settings, default_adamw_weight_decay)
     return settings["weight_decay"] if decay is None else decay
+
+
+def fast_decay(groups: Sequence[Group]) -> list[str]:
+    """Return a line for each weight decay with which independent decay takes much of a parameter in every step.
+
+    Tensors that are not on the CPU are left out, because reading one waits for its device.
+    """
+    names: dict[float, list[str]] = {}
+    for group in groups:
+        share = number_at_hand(group["weight_decay"])
+        if group["decay_mode"] == "independent" and not keeps_norm(group) and not isinstance(share, Tensor):
+            names.setdefault(share, []).extend(names_of(group))
+    return [
+        f"weight_decay={share:g} with decay_mode='independent' removes {100 * share:.3g} % of {listed(of_share)} in "
+        "every step, whatever lr is. Usual is lr * weight_decay of the other modes, such as 0.002 for lr=0.02 and 0.1"
+        for share, of_share in names.items()
+        if share >= LARGE_SHARE
+    ]
 
 
 def _of_fallback(key: str, changed: Group, settings: Group, default: Optional[Number]) -> Optional[Number]:
