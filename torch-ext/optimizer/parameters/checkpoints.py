@@ -22,7 +22,7 @@ from .state_values import check_values
 
 # Settings of which a load does not warn: every file brings rates and decay, and some schedulers cycle the others.
 _EXPECTED_TO_CHANGE = {*SCHEDULED, "lr_factor", "decay_lr", "momentum", "adamw_betas"}
-# Settings that the warning of merged groups shows.
+# Settings that a group of the file brings without other warnings; that of merged groups compares and shows them.
 _TAKEN = ("lr", "lr_factor", "weight_decay")
 # Names that this package made for parameters without names.
 MADE_UP = re.compile(r"(param|unnamed)_\d+")
@@ -143,14 +143,15 @@ def _warn_of_merged(group: Group, saved: Group, states: Mapping[Any, Any]) -> No
     """Warn if some parameters of a group get the settings of others, which were in another group of the file.
 
     torch.distributed.checkpoint gives a group the settings of one group of the file, whose `param_names` come along. If
-    none of these is here, they are of another stage of a pipeline, or not the model's names.
+    none of these is here, they are of another stage of a pipeline, or not the model's names. Settings that this
+    optimizer's group has anyway are what its user has asked for, as where stages with the same settings are merged.
     """
     of_file = set(map(bare_name, names_in_file(saved)))
     pairs = [pair for pair in zip(names_of(group), saved["params"]) if isinstance(pair[1], str)]
     pairs = [(name, i) for name, i in pairs if bare_name(name) == bare_name(i)]
     own = [name for name, _ in pairs if bare_name(name) in of_file]
     others = [name for name, i in pairs if bare_name(name) not in of_file and states.get(i)]
-    if own and others:
+    if own and others and not all(_means(key, saved.get(key, group[key]), group[key]) for key in _TAKEN):
         now = ", ".join(f"{key}={shortened(saved[key])}" for key in _TAKEN if key in saved)
         warn_user(
             f"the settings of {listed(others)} are now those of {listed(own)} ({now}), which the file has in another "
