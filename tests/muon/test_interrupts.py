@@ -13,6 +13,14 @@ import torch
 from tests.muon.test_broken_off import optimizer_of, set_gradients
 
 
+@pytest.fixture(autouse=True)
+def pythons_handler():
+    """Ctrl-C comes to Python, also where the tests run in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def interrupted(kernel, monkeypatch):
     """Press Ctrl-C so many times between the momentum and the update of the first batch."""

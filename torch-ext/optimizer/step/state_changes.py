@@ -23,6 +23,7 @@ class _Change(NamedTuple):
     before: Optional[Entry]
     after: Optional[Entry]
     versions: list[int]  # of the tensors of `after`, which rise with each change in place
+    was_away: bool
 
 
 class StateChanges:
@@ -36,13 +37,13 @@ class StateChanges:
     @contextmanager
     def recorded(self, state: dict[Tensor, Any]) -> Iterator[None]:
         """Record which entries of `state` change inside. If that raises, undo it in place."""
-        before = _entries(state)
+        before, away = _entries(state), set(map(id, self.away))
         try:
             yield
         except BaseException:
-            self._undo_(_changes(before, state), state)
+            self._undo_(_changes(before, state, away), state)
             raise
-        self._changes += _changes(before, state)
+        self._changes += _changes(before, state, away)
 
     @contextmanager
     def undone_on_error_(self, state: dict[Tensor, Any]) -> Iterator[None]:
@@ -61,12 +62,14 @@ class StateChanges:
 
     def _undo_(self, changes: Sequence[_Change], state: dict[Tensor, Any]) -> None:
         """Bring the entries of `state` back to what they were, except those that somebody has changed since."""
-        for p, before, after, versions in reversed(changes):
+        for p, before, after, versions, was_away in reversed(changes):
             now = state.get(p)
             if not _are_same(now, after) or _versions(now) != versions:
                 continue
             if before is None:
-                self.away[p] = state.pop(p)
+                entry = state.pop(p)
+                if was_away:
+                    self.away[p] = entry
             else:
                 entry = state.setdefault(p, {})
                 entry.clear()
@@ -74,11 +77,11 @@ class StateChanges:
                 self.away.pop(p, None)
 
 
-def _changes(before: Mapping[Tensor, Entry], state: Mapping[Tensor, Any]) -> list[_Change]:
-    """Return how the entries of `state` differ from those that were there before."""
+def _changes(before: Mapping[Tensor, Entry], state: Mapping[Tensor, Any], away: set[int]) -> list[_Change]:
+    """Return how the entries of `state` differ from those that were there before; `away` has ids of parameters."""
     after = _entries(state)
     pairs = ((p, before.get(p), after.get(p)) for p in {**before, **after})
-    return [_Change(*each, _versions(each[-1])) for each in pairs if not _are_same(*each[1:])]
+    return [_Change(*each, _versions(each[-1]), id(each[0]) in away) for each in pairs if not _are_same(*each[1:])]
 
 
 def _entries(state: Mapping[Tensor, Any]) -> dict[Tensor, Entry]:
