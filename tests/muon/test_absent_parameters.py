@@ -52,7 +52,36 @@ def test_a_group_that_comes_back_goes_on_with_its_state(kernel, meanwhile, setti
     take_steps(optimizer, params, range(3, 5))
     take_steps(stayed, others, range(3, 5))
     assert same_bits(params, others) and same_bits(state_of(optimizer, params), state_of(stayed, others))
-    assert {row.name for row in optimizer.explain().rows} == set(params)
+    reasons, theirs = ({row.name: row.reason for row in each.explain().rows} for each in (optimizer, stayed))
+    assert reasons == theirs
+
+
+def test_state_that_is_asked_for_meanwhile_still_waits(kernel):
+    """Reading the state of a parameter makes an empty one: torch's state is a defaultdict."""
+    params, optimizer = alone(kernel)
+    take_steps(optimizer, params, [0])
+    expected = {name: dict(optimizer.state[params[name]]) for name in ABSENT}
+    out = take_out(optimizer, params)
+    for _ in range(2):
+        optimizer.explain()
+        assert not any(optimizer.state[params[name]] for name in ABSENT)
+    optimizer.param_groups.extend(out)
+    optimizer.explain()
+    assert all(same_bits(optimizer.state[params[name]], expected[name]) for name in ABSENT)
+
+
+def test_a_group_that_comes_back_otherwise_can_be_mended_as_the_error_says(kernel):
+    params, optimizer = alone(kernel, second_moment="rows")
+    take_steps(optimizer, params, [0])
+    out = take_out(optimizer, params)
+    optimizer.explain()
+    for group in out:
+        group["transposed"] = True
+    optimizer.param_groups.extend(out)
+    with pytest.raises(ValueError, match=r"del optimizer.state\[p\]\['second_moment'\]"):
+        optimizer.step()
+    del optimizer.state[params["up.weight"]]["second_moment"]
+    take_steps(optimizer, params, [1])
 
 
 def test_state_that_is_deleted_first_begins_anew(kernel):

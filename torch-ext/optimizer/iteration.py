@@ -24,8 +24,8 @@ CPU_WORK_DTYPE = torch.bfloat16 if bfloat16_is_faster() else torch.float32
 
 # With fewer steps the Gram iteration saves nothing in bfloat16: its first step is one of the standard iteration.
 _GRAM_STEPS = 4
-# A CPU takes it by default for matrices with twice as many columns as rows, or, if these are fewer than `_SHORT_SIDE`,
-# with `_LONG_SIDE` columns: with torch's products, which portable variants have, more of them take more time below.
+# By default a CPU takes it from twice as many columns as rows on. With fewer than `_SHORT_SIDE` rows it needs
+# `_LONG_SIDE` columns, because shorter matrices often take longer with torch's products, which portable variants have.
 _SHORT_SIDE, _LONG_SIDE = 64, 512
 
 

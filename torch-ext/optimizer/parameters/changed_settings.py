@@ -64,6 +64,7 @@ def make_plain_(groups: Sequence[dict[str, Any]]) -> None:
                 raise ValueError(
                     f"{key}={settings[key]} in a group of an optimizer that is already made would do nothing: {instead}"
                 )
+    for group in groups:
+        warn_of_misspelt_keys(group)  # raises if the user turns warnings into errors
     for group, settings in zip(groups, plain):
-        warn_of_misspelt_keys(group)
         group.update(settings)

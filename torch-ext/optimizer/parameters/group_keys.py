@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from difflib import get_close_matches
 from typing import Any, Mapping
 
@@ -69,6 +70,7 @@ def _may_be_there(key: Any) -> bool:
     return key in _KNOWN or key in REFUSED or str(key).startswith("_")
 
 
+@functools.cache  # schedulers that change a setting in every step have their keys looked up in every step
 def _meant(key: str, alike: float) -> str:
     """Return what to write instead of an unknown key; "" if no key is so much `alike`."""
     if key in ELSEWHERE:

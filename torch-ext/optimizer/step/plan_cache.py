@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ContextManager, Optional, Sequence
+from typing import Any, ContextManager, MutableMapping, Optional, Sequence
 
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..kernels.formats import float32_roundoffs
 from ..kernels.measurements import work_among_ranks
@@ -49,6 +50,7 @@ class PlanCache:
         self._known_state: Optional[KnownState] = None  # of the plan
         self._is_placed = True  # whether the state is where steps need it
         self._state_changes = StateChanges()  # by plans that other ranks have not agreed with yet
+        self._reasons_of_absent: MutableMapping[Tensor, str] = WeakIdKeyDictionary()  # of parameters in no group
         self._checked_settings: Sequence[Any] = ()
         # By the `id` of a group's list of parameters: the list, and whether the group was made `capturable`.
         self._capturable: dict[int, tuple[list[Tensor], bool]] = {}
@@ -79,13 +81,11 @@ class PlanCache:
         seen = params, gradients.absent, groups
         known = self.premises is not None and self.premises.hold(*seen) and (self._is_placed or not moving)
         if not known or not self._known_state.holds(state, groups):
-            premises = Premises(*seen)
-            premises.check_names(self.premises)
-            reasons_now = premises.reasons(reasons, self.premises)
+            premises, before = Premises(*seen), self.premises
+            premises.check_names(before)
             self._make_plan_(groups, state, moving)
             self.premises, self._known_state, self._is_placed = premises, KnownState(state), moving
-            reasons.clear()
-            reasons.update(reasons_now)
+            self._bring_reasons_(reasons, before)
             changed = True
         elif self.premises.have_moved(params):  # as when weights are tied by their `.data`
             check_memory(groups, state)
@@ -134,6 +134,7 @@ class PlanCache:
         """Make a plan, after bringing `state` in line with groups in place; if that raises, `state` is as before."""
         self.forget()
         named = [(group, *pair) for group in groups for pair in named_parameters(group)]
+        self._state_changes.bring_back_([p for *_, p in named], state)
         with self._state_changes.recorded(state):
             bring_states_(groups, state, self._state_changes.away, self._replica_ranks, moving)
             self.plan = make_plan(groups, state, self._exchange, self._replica_ranks, self._common_line())
@@ -144,6 +145,14 @@ class PlanCache:
         # The first plan has the state of an optimizer that was made or loaded just now: nothing to come back to.
         if self._known_state is None or not self.plan.terms:
             self._state_changes.forget()
+
+    def _bring_reasons_(self, reasons: dict[Tensor, str], before: Optional[Premises]) -> None:
+        """Bring `reasons` in line with the premises; those of parameters that are in no group wait for them."""
+        waiting = {p: reason for p, reason in self._reasons_of_absent.items() if p not in reasons}
+        known = {**reasons, **waiting}
+        reasons.clear()
+        reasons.update(self.premises.reasons(known, before))
+        self._reasons_of_absent.update((p, reason) for p, reason in known.items() if p not in reasons)
 
     def _common_line(self) -> str:
         """Return what ranks compare besides parameters and settings."""

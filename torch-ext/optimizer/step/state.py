@@ -79,29 +79,25 @@ def bring_states_(
 ) -> None:
     """Complete `state` in place: make missing tensors, convert others and, if `moving`, bring them to their devices.
 
-    The state of parameters that are in no group goes to `away`, and comes back from there with them. Raises TypeError
-    or ValueError where a parameter or its state does not fit, and RuntimeError under `torch.inference_mode`; then
-    nothing has changed.
+    The state of parameters that are in no group goes to `away`. Raises TypeError or ValueError where a parameter or its
+    state does not fit, and RuntimeError under `torch.inference_mode`; then nothing has changed.
     """
-    current = {p for group in groups for p in group["params"]}
-    back = {p: away[p] for p in current if p in away and p not in state}
-    whole = {**state, **back}
-    for name, p in _with_state(groups, whole):
-        check_tensors(whole.get(p, {}), name, p)
-    checked = checked_parameters(groups, whole, replica_ranks)
-    check_memory(groups, whole)
+    for name, p in _with_state(groups, state):
+        check_tensors(state.get(p, {}), name, p)
+    checked = checked_parameters(groups, state, replica_ranks)
+    check_memory(groups, state)
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
             "state made under torch.inference_mode could not be changed by any step: construct the optimizer, and load "
             "or clear its state, outside of it; torch.no_grad() does no harm"
         )
-    state.update(back)
     for group, name, p in checked:
         _bring_state_(state[p], name, p, group, moving)
-    for p in back:
-        del away[p]
+    current = {p for group in groups for p in group["params"]}
     for p in [p for p in state if isinstance(p, Tensor) and p not in current]:
-        away[p] = state.pop(p)
+        entry = state.pop(p)
+        if entry:  # reading a defaultdict makes empty ones
+            away[p] = entry
 
 
 def has_state(p: Tensor, state: State) -> bool:

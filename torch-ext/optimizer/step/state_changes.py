@@ -8,7 +8,7 @@ the moments must be back, too.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Iterator, Mapping, MutableMapping, NamedTuple, Optional, Sequence
+from typing import Any, Iterable, Iterator, Mapping, MutableMapping, NamedTuple, Optional, Sequence
 
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
@@ -23,7 +23,6 @@ class _Change(NamedTuple):
     before: Optional[Entry]
     after: Optional[Entry]
     versions: list[int]  # of the tensors of `after`, which rise with each change in place
-    was_away: bool
 
 
 class StateChanges:
@@ -34,16 +33,23 @@ class StateChanges:
         # The state of parameters that are in no group. Somebody may put these back, as in training block by block.
         self.away: MutableMapping[Tensor, Any] = WeakIdKeyDictionary()
 
+    def bring_back_(self, params: Iterable[Tensor], state: dict[Tensor, Any]) -> None:
+        """Give `state` the entries of those of `params` that were away, unless it has others."""
+        for p in params:
+            entry = self.away.pop(p, None)
+            if entry and not state.get(p):
+                state[p] = entry
+
     @contextmanager
     def recorded(self, state: dict[Tensor, Any]) -> Iterator[None]:
         """Record which entries of `state` change inside. If that raises, undo it in place."""
-        before, away = _entries(state), set(map(id, self.away))
+        before = _entries(state)
         try:
             yield
         except BaseException:
-            self._undo_(_changes(before, state, away), state)
+            self._undo_(_changes(before, state), state)
             raise
-        self._changes += _changes(before, state, away)
+        self._changes += _changes(before, state)
 
     @contextmanager
     def undone_on_error_(self, state: dict[Tensor, Any]) -> Iterator[None]:
@@ -62,14 +68,12 @@ class StateChanges:
 
     def _undo_(self, changes: Sequence[_Change], state: dict[Tensor, Any]) -> None:
         """Bring the entries of `state` back to what they were, except those that somebody has changed since."""
-        for p, before, after, versions, was_away in reversed(changes):
+        for p, before, after, versions in reversed(changes):
             now = state.get(p)
             if not _are_same(now, after) or _versions(now) != versions:
                 continue
             if before is None:
-                entry = state.pop(p)
-                if was_away:
-                    self.away[p] = entry
+                del state[p]
             else:
                 entry = state.setdefault(p, {})
                 entry.clear()
@@ -77,11 +81,11 @@ class StateChanges:
                 self.away.pop(p, None)
 
 
-def _changes(before: Mapping[Tensor, Entry], state: Mapping[Tensor, Any], away: set[int]) -> list[_Change]:
-    """Return how the entries of `state` differ from those that were there before; `away` has ids of parameters."""
+def _changes(before: Mapping[Tensor, Entry], state: Mapping[Tensor, Any]) -> list[_Change]:
+    """Return how the entries of `state` differ from those that were there before."""
     after = _entries(state)
     pairs = ((p, before.get(p), after.get(p)) for p in {**before, **after})
-    return [_Change(*each, _versions(each[-1]), id(each[0]) in away) for each in pairs if not _are_same(*each[1:])]
+    return [_Change(*each, _versions(each[-1])) for each in pairs if not _are_same(*each[1:])]
 
 
 def _entries(state: Mapping[Tensor, Any]) -> dict[Tensor, Entry]:
