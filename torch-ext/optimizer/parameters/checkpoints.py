@@ -147,14 +147,14 @@ def _warn_of_merged(group: Group, saved: Group, states: Mapping[Any, Any]) -> No
     optimizer's group has anyway are what its user has asked for, as where stages with the same settings are merged.
     """
     of_file = set(map(bare_name, names_in_file(saved)))
-    pairs = [pair for pair in zip(names_of(group), saved["params"]) if isinstance(pair[1], str)]
-    pairs = [(name, i) for name, i in pairs if bare_name(name) == bare_name(i)]
-    own = [name for name, _ in pairs if bare_name(name) in of_file]
-    others = [name for name, i in pairs if bare_name(name) not in of_file and states.get(i)]
-    if own and others and not all(_means(key, saved.get(key, group[key]), group[key]) for key in _TAKEN):
+    places = [(name, i) for name, i in zip(names_of(group), saved["params"]) if isinstance(i, str)]
+    pairs = [(name, i) for name, i in places if bare_name(name) == bare_name(i)]
+    kept = [name for name, _ in pairs if bare_name(name) in of_file]
+    merged = [name for name, i in pairs if bare_name(name) not in of_file and states.get(i)]
+    if kept and merged and not all(_means(key, saved.get(key, group[key]), group[key]) for key in _TAKEN):
         now = ", ".join(f"{key}={shortened(saved[key])}" for key in _TAKEN if key in saved)
         warn_user(
-            f"the settings of {listed(others)} are now those of {listed(own)} ({now}), which the file has in another "
+            f"the settings of {listed(merged)} are now those of {listed(kept)} ({now}), which the file has in another "
             "group: torch gives a whole group the settings of one group of the file. If theirs were others, make the "
             "groups as they were, or set them in param_groups after loading"
         )
