@@ -16,17 +16,18 @@ setup: .venv/ready
 build: setup
 	$(PY) -m tools.build.variants
 
-# The variant for CPUs of aarch64, by Debian's cross compiler: apt-get install g++-aarch64-linux-gnu
+# The variants for aarch64, by Debian's cross compiler: apt-get install g++-aarch64-linux-gnu
 build-aarch64: setup torch-aarch64
 	$(PY) -m tools.build.variants --machine aarch64
 
-# PyPI's torch of the other machine, with whose headers and libraries its variant is built.
+# PyPI's torch and libcudart of the other machine, with whose headers and libraries its variants are built.
 torch-aarch64: out/torch/aarch64/ready
 
-out/torch/aarch64/ready: requirements/run.txt
+out/torch/aarch64/ready: requirements/run.txt requirements/cudart.txt
 	rm -rf out/torch/aarch64
-	$(PY) -m pip install --quiet --no-deps --only-binary :all: --platform manylinux_2_28_aarch64 --target out/torch/aarch64 \
-		$$(grep ^torch= $<)
+	$(PY) -m pip install --quiet --no-deps --only-binary :all: --target out/torch/aarch64 \
+		--platform manylinux_2_28_aarch64 --platform manylinux_2_17_aarch64 \
+		$$(grep ^torch= $<) --requirement requirements/cudart.txt
 	touch $@
 
 # A Python with torch of that machine, which QEMU runs here: apt-get install qemu-user mmdebstrap

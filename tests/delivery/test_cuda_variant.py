@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.other_machine import HERE, OTHER, code_for_gpus
 from tools.build import compilers, machines, variants
 from tools.build.commands import BuildError
+from tools.build.loading import libraries_of_cuda
 from tools.lint import hopper
 from tools.pins.verify import faults
 
@@ -31,8 +33,6 @@ BY_TILES = ("sum_squares", "sum_lines", "take_roots", "scale_tiles", "scale_line
 LOADING_TILES = ("sum_squares", "sum_lines", "scale_tiles", "scale_lines")
 HOPPER_ARCH = "sm_90a"
 HOPPER_KERNELS = 6  # two dtypes by three orders of operands
-# The one function of a CUDA build of torch that the library asks for when it is loaded.
-STREAM_STUB = 'extern "C" int aoti_torch_get_current_cuda_stream(int, void**) { return 1; }\n'
 
 
 def what_is_missing() -> str:
@@ -126,16 +126,20 @@ def test_cuda_variant_verifies_as_intact(cuda_variant):
     assert faults(cuda_variant) == []
 
 
+def test_gpus_run_the_same_code_beside_another_processor(cuda_variant, other_cuda_variant, repository, tmp_path):
+    """So what an H200 has proven beside x86-64 holds for the GPU of a GH200, which stands beside an aarch64."""
+    pairs = zip((cuda_variant, other_cuda_variant), (HERE, OTHER))
+    here, there = (code_for_gpus(*variant.glob("*.so"), processor, tmp_path) for variant, processor in pairs)
+    assert here == there
+    assert len(here) == len(list((repository / "optimizer_cuda").rglob("*.cu")))
+
+
 def test_cuda_variant_passes_operation_tests_on_cpu(repository, cuda_variant, tmp_path):
     """The tests of the operations, with the CUDA variant loaded; a torch without CUDA gets the symbol it lacks."""
-    home = compilers.find_cuda().home
-    libraries = [str(home / "lib64"), str(home / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
-    environment = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries))}
-    environment |= {"LOCAL_KERNELS": f"org/optimizer={cuda_variant}", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "LOCAL_KERNELS": f"org/optimizer={cuda_variant}", "CUDA_VISIBLE_DEVICES": ""}
     if not (machines.TORCH / "lib/libtorch_cuda.so").exists():
-        (tmp_path / "stub.cpp").write_text(STREAM_STUB)
-        subprocess.run(["g++", "-shared", "-fPIC", "stub.cpp", "-o", "stub.so"], cwd=tmp_path, check=True)
-        environment["LD_PRELOAD"] = str(tmp_path / "stub.so")
+        libraries = libraries_of_cuda(compilers.find_cuda(), machines.find_machine(), tmp_path)
+        environment["LD_PRELOAD"] = ":".join(map(str, libraries))
     tests = [
         repository / f"tests/kernels/test_{name}.py"
         for name in ("native_ops", "native_contract", "stochastic_rounding", "move_blocks", "move_blocks_contract")

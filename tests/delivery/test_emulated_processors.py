@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tools.build.commands import BuildError
+from tools.build.compilers import find_cuda
+from tools.build.loading import libraries_of_cuda
 from tools.build.machines import find_machine
 from tools.build.variants import build_variants
 from tools.emulation.compare import differences
@@ -33,6 +36,13 @@ def build(repository, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def of_this_processor(build) -> dict:
     return here().fingerprint(build)
+
+
+def with_cuda(processor: Processor, folder: Path) -> Processor:
+    """Return `processor` with the libraries that a CUDA variant needs there and a torch for CPUs does not load."""
+    libraries = libraries_of_cuda(find_cuda(), find_machine(processor.name), folder)
+    emulator, *python = processor.python
+    return replace(processor, python=(emulator, "-E", f"LD_PRELOAD={':'.join(map(str, libraries))}", *python))
 
 
 def assert_agrees(found: dict, expected: dict) -> None:
@@ -64,4 +74,13 @@ def test_aarch64_computes_the_same_bits(build, of_this_processor, repository):
     (built,) = build_variants(repository, ["cpu"], build, ARM)
     found = processor.fingerprint(build)
     assert (found["machine"], found["variant"]) == (ARM, built.path.name)
+    assert_agrees(found, of_this_processor)
+
+
+def test_the_cuda_variant_for_aarch64_computes_the_same_bits_on_the_cpu(
+    of_this_processor, other_cuda_variant, tmp_path
+):
+    """What runs on its GPU is compared in test_cuda_variant.py. This torch for aarch64 is Debian's, for CPUs alone."""
+    found = with_cuda(present(ARM), tmp_path).fingerprint(other_cuda_variant)
+    assert (found["machine"], found["variant"]) == (ARM, other_cuda_variant.name)
     assert_agrees(found, of_this_processor)

@@ -10,26 +10,19 @@ from pathlib import Path
 import pytest
 from kernels.variants import get_variants_local, resolve_variant
 
+from tests.support.other_machine import HERE, OTHER, code_for_gpus, missing_for
+from tests.support.toy_kernel import commit
 from tools.build import compilers, machines, variants
 from tools.build.commands import BuildError, run
 from tools.build.machines import find_machine
 
-HERE = platform.machine()
-OTHER = next(processor for processor in machines.PROCESSORS if processor != HERE)
+MISSING, MISSING_FOR_CUDA = missing_for(OTHER), missing_for(OTHER, "cuda")
 
 
 def newest(program: str) -> str | None:
     """Return the newest `program` of Debian's, which have their release in the name, that is installed."""
     names = [program, *(f"{program}-{release}" for release in range(30, 15, -1))]
     return next(filter(None, map(shutil.which, names)), None)
-
-
-def missing_for(processor: str) -> str:
-    """What keeps a variant for `processor` from being made here, and how to get it; empty if nothing does."""
-    try:
-        return "" if find_machine(processor).torch_version else "no version"
-    except BuildError as error:
-        return str(error)
 
 
 def stand_in(folder: Path, program: str, says: str) -> str:
@@ -81,9 +74,12 @@ def test_the_torch_of_another_machine_is_asked_for(toy, tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_cuda_is_built_for_this_machine_alone(toy):
-    with pytest.raises(BuildError, match=f"builds cuda for the machine that it runs on, not for {OTHER}-linux"):
-        variants.toolkit("cuda", replace(find_machine(), processor=OTHER))
+def test_the_cudart_of_another_machine_is_asked_for(tmp_path, monkeypatch):
+    """A machine that has its torch from a time before there was a libcudart beside it lacks it."""
+    monkeypatch.setattr(variants, "find_cuda", lambda: compilers.Cuda("nvcc", Path("/cuda"), "13.0"))
+    other = replace(find_machine(), processor=OTHER, torch=tmp_path / "torch")
+    with pytest.raises(BuildError, match=f"no libcudart.so.13 for {OTHER} in {tmp_path}/.*: make torch-{OTHER}"):
+        variants.toolkit("cuda", other)
 
 
 @pytest.mark.parametrize(("system", "processor"), [("linux", "riscv64"), ("darwin", "aarch64")])
@@ -115,10 +111,10 @@ def test_clang_builds_what_loads(imported_toy, tmp_path, monkeypatch):
     assert built.loaded.startswith("torch ")
 
 
-@pytest.mark.skipif(bool(missing_for(OTHER)), reason=missing_for(OTHER))
-def test_a_cross_compiler_makes_a_variant_of_the_other_machine(toy, tmp_path, monkeypatch):
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+def test_a_cross_compiler_makes_a_variant_of_the_other_machine(imported_toy, tmp_path, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
-    (built,) = variants.build_variants(toy, ["cpu"], tmp_path / "out", OTHER)
+    (built,) = variants.build_variants(imported_toy, ["cpu"], tmp_path / "out", OTHER)
     assert built.path.name == f"torch-stable-abi211-cpu-{OTHER}-linux"
     assert built.loaded == f"not loaded: for {OTHER}-linux"
     header = run(["readelf", "--file-header", next(built.path.glob("*.so"))])
@@ -129,7 +125,20 @@ def test_a_cross_compiler_makes_a_variant_of_the_other_machine(toy, tmp_path, mo
     assert resolve_variant(found, "cpu")[0].variant_str == built.path.name
 
 
-@pytest.mark.skipif(bool(missing_for(OTHER)), reason=missing_for(OTHER))
+@pytest.mark.skipif(bool(MISSING_FOR_CUDA), reason=MISSING_FOR_CUDA)
+def test_nvcc_makes_the_same_code_for_gpus_beside_another_processor(toy, tmp_path, monkeypatch):
+    """nvcc has the cross compiler compile what runs on the CPU, with the toolkit's headers of this machine."""
+    monkeypatch.delenv("CXX", raising=False)
+    (toy / "toy_cuda/toy.cu").write_text("#include <cuda/std/tuple>\n" + (toy / "toy_cuda/toy.cu").read_text())
+    commit(toy)
+    made = [variants.build_variants(toy, ["cuda"], tmp_path / name, name)[0] for name in machines.PROCESSORS]
+    assert [built.path.name for built in made] == [f"torch-stable-abi211-cu130-{n}-linux" for n in machines.PROCESSORS]
+    libraries = [next(built.path.glob("*.so")) for built in made]
+    codes = [code_for_gpus(*each, tmp_path) for each in zip(libraries, machines.PROCESSORS)]
+    assert codes[0] == codes[1] and len(codes[0]) == 1
+
+
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
 def test_an_undefined_symbol_is_refused_for_the_other_machine_too(toy, tmp_path):
     """Nothing is imported there, so that this is the only check."""
     with (toy / "toy_cpu/toy.cpp").open("a") as source:
@@ -138,7 +147,7 @@ def test_an_undefined_symbol_is_refused_for_the_other_machine_too(toy, tmp_path)
         variants.build_variants(toy, ["cpu"], tmp_path / "out", OTHER)
 
 
-@pytest.mark.skipif(bool(missing_for(OTHER)), reason=missing_for(OTHER))
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
 def test_a_newer_glibc_is_refused_for_the_other_machine_too(toy, tmp_path, monkeypatch):
     link_line = compilers.link_line
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from kernel_abi_check import ObjectFile
 
 from tools.build.commands import BuildError, run
-from tools.build.compilers import CUDA_MAJOR, Job
+from tools.build.compilers import CUDART, Job
 
 PYTHON_ABI = "3.9"
 MANYLINUX = "manylinux_2_28"
@@ -49,7 +49,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _required_libraries(backend: str) -> list[str]:
-    return ["libtorch.so"] + ([f"libcudart.so.{CUDA_MAJOR}"] if backend == "cuda" else [])
+    return ["libtorch.so"] + ([CUDART] if backend == "cuda" else [])
 
 
 def _symbols(library: Path, kind: str) -> list[str]:
@@ -87,7 +87,7 @@ def _undefined_symbols(library: Path, needed: list[str], job: Job) -> list[str]:
 
     Linkers refuse them if told to, but also those of Python, which the interpreter has and no library to link with.
     """
-    folders = [job.machine.torch / "lib", *(job.cuda.library_folders if job.cuda else [])]
+    folders = [job.machine.torch / "lib", *(job.cuda.library_folders(job.machine) if job.cuda else [])]
     exported = set(FROM_CUDA_TORCH if job.cuda else ())
     for name in needed:
         paths = [folder / name for folder in folders if (folder / name).exists()] or [job.machine.library(name)]

@@ -18,6 +18,7 @@ from tools.build.recipe import COMPILED, GENERATED_HEADER, Recipe
 from tools.build.source_tree import Revision
 
 CUDA_MAJOR = 13
+CUDART = f"libcudart.so.{CUDA_MAJOR}"
 PYTHON_HEADERS = Path(sysconfig.get_path("include"))
 # Where the toolkit's installer puts nvcc; it leaves the PATH to the user.
 NVCC_FOLDER = "/usr/local/cuda/bin"
@@ -38,10 +39,14 @@ class Cuda:
     home: Path
     version: str
 
-    @property
-    def library_folders(self) -> list[Path]:
-        """Where libcudart is, in the toolkit as it is installed or as it is packed for PyPI."""
-        return [self.home / folder for folder in ("lib64", "lib")]
+    def library_folders(self, machine: Machine) -> list[Path]:
+        """Return where the libcudart of `machine` may be: in the toolkit, or for another machine beside its torch.
+
+        The toolkit is as it is installed or as it is packed for PyPI, and beside torch is what PyPI has for it.
+        """
+        if machine.is_here:
+            return [self.home / folder for folder in ("lib64", "lib")]
+        return [machine.torch.parent / f"nvidia/cu{CUDA_MAJOR}/lib"]
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,14 @@ def find_cuda() -> Cuda:
     if home is None:
         raise BuildError(f"{nvcc} does not tell its toolkit's folder; {how}")
     return Cuda(nvcc, Path(home[1].strip()).resolve(), f"{release[1]}.{release[2]}")
+
+
+def check_cudart(cuda: Cuda, machine: Machine) -> None:
+    """Raise `BuildError` if another `machine`'s libcudart is not here. For this machine the linker looks further."""
+    folders = cuda.library_folders(machine)
+    if not machine.is_here and not any((folder / CUDART).exists() for folder in folders):
+        where = " or ".join(map(str, folders))
+        raise BuildError(f"there is no {CUDART} for {machine.processor} in {where}: make torch-{machine.processor}")
 
 
 def check_headers(recipe: Recipe, machine: Machine) -> None:
@@ -143,7 +156,7 @@ def compile_line(job: Job, source: Path, target: Path) -> list[str | Path]:
     host = ["-fPIC", "-fvisibility=hidden", f"-ffile-prefix-map={job.root}=."]
     host += [f"-ffile-prefix-map={job.machine.torch}=torch", f"-ffile-prefix-map={job.work}=."]
     if source.suffix == ".cu":
-        compiler = [job.cuda.nvcc, "--expt-relaxed-constexpr", *gencodes(job.recipe.archs_of[source])]
+        compiler = [*_nvcc(job), "--expt-relaxed-constexpr", *gencodes(job.recipe.archs_of[source])]
         compiler += [f'-Xcompiler="{flag}"' for flag in (*host, NOT_UNIQUE)]
         # A source's absolute path goes into the names that kernels without external linkage get.
         compiler += ["-Xcudafe", f"--orig_src_path_name={source}"]
@@ -151,6 +164,16 @@ def compile_line(job: Job, source: Path, target: Path) -> list[str | Path]:
         compiler = [*job.machine.compiler, *host, *([NOT_UNIQUE] if job.machine.takes(NOT_UNIQUE) else [])]
     folders = [f"-I{folder}" for folder in include_folders(job)]
     return [*compiler, "-O3", "-DNDEBUG", "-std=c++20", *_definitions(job), *folders, "-c", source, "-o", target]
+
+
+def _nvcc(job: Job) -> list[str | Path]:
+    """Return the command that starts nvcc; for another machine it calls the compiler for that machine.
+
+    nvcc then looks for headers in a folder for that machine, which most toolkits lack. All machines have the same ones.
+    """
+    if job.machine.is_here:
+        return [job.cuda.nvcc]
+    return [job.cuda.nvcc, "-ccbin", job.machine.compiler[0], "-isystem", job.cuda.home / "include/cccl"]
 
 
 def _definitions(job: Job) -> list[str]:
@@ -193,5 +216,5 @@ def link_line(job: Job, objects: list[Path], library: Path) -> list[str | Path]:
     cuda = []
     if job.cuda:
         # The shared cudart: the static one needs glibc 2.34.
-        cuda = [*(f"-L{folder}" for folder in job.cuda.library_folders), f"-l:libcudart.so.{CUDA_MAJOR}"]
+        cuda = [*(f"-L{folder}" for folder in job.cuda.library_folders(job.machine)), f"-l:{CUDART}"]
     return [*job.machine.compiler, "-shared", "-o", library, *objects, *torch, *cuda]

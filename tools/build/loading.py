@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tools.build.abi_check import FROM_CUDA_TORCH
 from tools.build.commands import BuildError, run
-from tools.build.compilers import CUDA_MAJOR, Job
+from tools.build.compilers import CUDART, Cuda, Job
+from tools.build.machines import Machine
 
 IMPORT = """\
 import ctypes, os, pathlib, sys
@@ -37,14 +38,16 @@ def load(variant: Path, job: Job) -> str:
 
 
 def what_a_cpu_torch_lacks(job: Job) -> list[Path]:
-    """Return libraries without which a torch that has no CUDA cannot import the variant of `job`.
-
-    They are the toolkit's, and stubs of what a CUDA build of torch exports.
-    """
+    """Return libraries without which a torch that has no CUDA cannot import the variant of `job`."""
     if job.cuda is None or (job.machine.torch / "lib/libtorch_cuda.so").exists():
         return []
-    source, stubs = job.work / "cuda_torch.cpp", job.work / "cuda_torch.so"
+    return libraries_of_cuda(job.cuda, job.machine, job.work)
+
+
+def libraries_of_cuda(cuda: Cuda, machine: Machine, folder: Path) -> list[Path]:
+    """Return libcudart, and a library made in `folder` that has stubs of what a CUDA build of torch exports."""
+    source, stubs = folder / "cuda_torch.cpp", folder / "cuda_torch.so"
     source.write_text("".join(f'extern "C" int {name}(...) {{ return 1; }}\n' for name in FROM_CUDA_TORCH))
-    run([*job.machine.compiler, "-shared", "-fPIC", source, "-o", stubs])
-    cudart = [folder / f"libcudart.so.{CUDA_MAJOR}" for folder in job.cuda.library_folders]
+    run([*machine.compiler, "-shared", "-fPIC", source, "-o", stubs])
+    cudart = [folder / CUDART for folder in cuda.library_folders(machine)]
     return [*(library for library in cudart if library.exists()), stubs]

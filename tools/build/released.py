@@ -12,6 +12,7 @@ COMPILED = (
     "torch-stable-abi211-cpu-x86_64-linux",
     "torch-stable-abi211-cpu-aarch64-linux",
     "torch-stable-abi211-cu130-x86_64-linux",
+    "torch-stable-abi211-cu130-aarch64-linux",
 )
 PORTABLE = tuple(f"torch-{backend}" for backend in NOARCH_BACKENDS)
 RELEASED = (*COMPILED, *PORTABLE)

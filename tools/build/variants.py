@@ -9,7 +9,8 @@ have the same bytes, wherever the repository is (`rebuild.py` shows it).
 
 The variable CXX names the compiler; without it that is g++, and for another machine Debian's cross compiler. Clang can
 be named, too. Its variants are right, but take several times as long for momentum and descent: it makes no clones of
-functions for levels of x86-64. nvcc has a host compiler of its own, which its variable NVCC_CCBIN names.
+functions for levels of x86-64. nvcc has a host compiler of its own, which its variable NVCC_CCBIN names; for another
+machine it calls the one that CXX names, without its options.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tools.build.abi_check import MANYLINUX, PYTHON_ABI, newest_version, violati
 from tools.build.assembly import assemble
 from tools.build.card import fill_card
 from tools.build.commands import BuildError
-from tools.build.compilers import Cuda, Job, check_headers, check_paths, compile_library, find_cuda, strip
+from tools.build.compilers import Cuda, Job, check_cudart, check_headers, check_paths, compile_library, find_cuda, strip
 from tools.build.loading import load
 from tools.build.machines import PROCESSORS, Machine, find_machine
 from tools.build.noarch import NOARCH_BACKENDS, NoarchJob, plan_noarch
@@ -108,9 +109,11 @@ def toolkit(backend: str, machine: Machine) -> Cuda | None:
     """Return what `backend` needs besides a C++ compiler; `BuildError` if it cannot be built here for `machine`."""
     if backend not in BACKENDS:
         raise BuildError(f"this driver builds {' and '.join(BACKENDS)}, not {backend}: use kernel-builder")
-    if backend == "cuda" and not machine.is_here:
-        raise BuildError(f"this driver builds cuda for the machine that it runs on, not for {machine.name}")
-    return find_cuda() if backend == "cuda" else None
+    if backend != "cuda":
+        return None
+    cuda = find_cuda()
+    check_cudart(cuda, machine)
+    return cuda
 
 
 def plans(root: Path, tables: dict, backend: str, work: Path, processor: str | None = None) -> list[Job]:

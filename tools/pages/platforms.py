@@ -61,7 +61,8 @@ PLATFORMS = (
     Platform(INTEL_OR_AMD, "ROCm 6.4, 7.1 or 7.2", ROCM),
     Platform(INTEL_OR_AMD, "XPU", INTEL),
     Platform(ARM, "CPUs", CPUS, "aarch64"),
-    Platform(ARM, "CUDA 12.6 to 13.2", CUDA_12 + CUDA_13, "aarch64"),
+    Platform(ARM, "CUDA 13.0 or 13.2", CUDA_13, "aarch64"),
+    Platform(ARM, "CUDA 12.6, 12.8 or 12.9", CUDA_12, "aarch64"),
     Platform(MAC, "CPUs", CPUS, "aarch64", "darwin"),
     Platform(MAC, "MPS", MPS, "aarch64", "darwin"),
     Platform("Windows", "CPUs", CPUS, "x86_64", "windows"),
@@ -86,7 +87,7 @@ where no compiled one fits. Its products are torch's, and its passes before and 
 
 `python -m tools.pages.platforms` makes this page. It asks the loader, kernels {version}, for each platform with each
 torch from {oldest} to {newest}. A row says what is loaded there, not that anybody has run it. Unless a page says
-otherwise, speeds and losses in this repository are of the compiled variants, for CPUs on x86-64 or for CUDA on an H200.
+otherwise, speeds and losses in this repository are of the compiled variants on x86-64, for CPUs or for CUDA on an H200.
 [processors.md](processors.md) has emulated processors. Tests train with the portable variants on CPUs of x86-64. On
 CPUs of aarch64 torch multiplies, unless `warmup()` has found compiled products faster.
 """
@@ -94,9 +95,12 @@ CPUs of aarch64 torch multiplies, unless `warmup()` has found compiled products 
 NVIDIA = """\
 ## GPUs of NVIDIA
 
-The compiled variant for CUDA has code for the compute capabilities {archs}. So it runs on a T4 (7.5) and on every newer
-GPU. Code also runs on newer capabilities with the same first number: that for 8.0 runs on 8.6, for example. The driver
-translates PTX for all that are newer still. The only GPU that has run it is an H200.
+The compiled variants for CUDA have code for the compute capabilities {archs}. So they run on a T4 (7.5) and on every
+newer GPU. Code also runs on newer capabilities with the same first number: that for 8.0 runs on 8.6, for example. The
+driver translates PTX for all that are newer still. The only GPU that has run it is an H200, beside a CPU of x86-64.
+
+For Linux on ARM, as in a GH200 or a GB200, the variant has the same machine code for GPUs, byte for byte: a test
+compares them. No such machine has run it. QEMU has run what it does on the CPU, with the bits of x86-64.
 
 If the current device is older, `get_kernel` refuses to load. If another one is, the first optimizer, `orthogonalize` or
 `tune` that meets it raises ValueError with its name and capability; an import must not touch a device, so it does not
