@@ -110,7 +110,7 @@ def test_the_product_for_one_capability_is_chosen_only_where_it_is_built(kernel,
     """`matmul_transpose` asks for no other code of the build, so it takes every GPU."""
     device, tuned = gpu(archs, (9, 0)), kernel.kernels.tuned
     size = {"m": 64, "k": 64, **tuned.HOPPER._asdict()}
-    monkeypatch.setattr(tuned, "shipped_entries", lambda *asked: [size])
+    monkeypatch.setattr(kernel.kernels.gains, "shipped_entries", lambda *asked: [size])
     built = is_there and not kernel.kernels.native.IS_PORTABLE
     assert kernel.kernels.hopper_gemm.is_built() == built
     assert tuned.launches_hopper_gemm(device, torch.float16, 2048, 2048) == built

@@ -132,8 +132,9 @@ def test_the_choice_of_products_says_that_it_runs(kernel, monkeypatch, fastest):
     entry = {"whole": whole, "sections": sections, "Triton": tuned.Config(128, 64, 8, 8, 3)}[fastest]._asdict()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    sizes = [({"m": 2048, "k": k, **entry}, "measured here") for k in (2048, 4096)]
-    monkeypatch.setattr(tuned, "sizes_here", lambda *asked: sizes)
+    known = kernel.kernels.measurements.Known
+    sizes = [known({"m": 2048, "k": k, **entry}, "measured here") for k in (2048, 4096)]
+    monkeypatch.setattr(kernel.kernels.gains, "sizes_here", lambda *asked: sizes)
     monkeypatch.setattr(products, "symmetric_choice", lambda *asked: kernel.kernels.gains.Gain(1.5, "measured here"))
     table = products.select_products(torch.device("cuda", 0), HALF, 2048, 4096)
     assert table.name == ("symmetric_gemm" if fastest == "Triton" else "hopper_gemm") + " + torch.bmm"

@@ -194,8 +194,9 @@ def test_iteration_is_the_same_with_symmetric_products(kernel):
 @pytest.mark.parametrize("name", ["matmul_transpose", "orthogonalize"])
 def test_compiled_functions_accept_changing_sizes(kernel, monkeypatch, name, device, gain):
     """The second size makes dynamo trace with symbols in place of numbers."""
-    gains = () if gain is None else ((32, 64, gain), (512, 512, gain))
-    monkeypatch.setattr(kernel.kernels.gains, "_shipped_gains", lambda *_: gains)
+    sizes = () if gain is None else ((32, 64), (512, 512))
+    entries = [{"m": m, "k": k, "gain": gain} for m, k in sizes]
+    monkeypatch.setattr(kernel.kernels.gains, "shipped_entries", lambda *_: entries)
     function = getattr(kernel, name)
     torch._dynamo.reset()
     compiled = torch.compile(function, backend="eager", fullgraph=True)

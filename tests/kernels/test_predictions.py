@@ -141,7 +141,8 @@ def test_a_failed_candidate_ends_predictions_and_a_measurement_holds_for_one_siz
         assert gains.predicted(device, torch.float16, 4096, 4096) == gains.Gain()
     monkeypatch.setattr(gains, "failed_here", lambda *_: ("128-64-8-8-3-1",))
     assert gains.predicted(device, torch.float16, 4096, 4096) == gains.Gain()
-    monkeypatch.setattr(gains, "measured_sizes", lambda *_: ((512, 2048, 1.5, "measured here"),))
+    known = kernel.kernels.measurements.Known({"m": 512, "k": 2048, "gain": 1.5}, "measured here")
+    monkeypatch.setattr(gains, "sizes_here", lambda *_: [known])
     measured = [gains.gain_of(device, torch.float16, "symmetric_gemm", (512, k), None) for k in (2048, 4096)]
     assert measured == [(1.5, "measured here"), gains.Gain()]
 

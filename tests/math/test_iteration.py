@@ -213,10 +213,16 @@ def test_peak_memory_follows_a_formula(kernel, choose, dtype, method, shape, bat
         assert held.peak >= formula
 
 
+def ship(kernel, monkeypatch, *sizes: tuple[int, int, float]) -> None:
+    """Let these gains, each with its size, be the shipped ones of `small_polar`."""
+    entries = [{"m": m, "k": k, "gain": gain} for m, k, gain in sizes]
+    shipped = lambda key, name, dtype: entries if name == "small_polar" else []  # noqa: E731
+    monkeypatch.setattr(kernel.kernels.gains, "shipped_entries", shipped)
+
+
 @pytest.mark.parametrize("gain, expected", [((), False), ((64, 256, 0.99), False), ((64, 256, 1.0), True)])
 def test_one_launch_is_chosen_only_where_measured_faster(kernel, monkeypatch, gain, expected):
-    measured = lambda device, dtype, name: (gain,) if gain and name == "small_polar" else ()  # noqa: E731
-    monkeypatch.setattr(kernel.kernels.gains, "_shipped_gains", measured)
+    ship(kernel, monkeypatch, *([gain] if gain else []))
     schedule = kernel.schedules.resolve_schedule("polar_express", 5)
     choose = kernel.iteration.choose_iteration
     small = choose(torch.device("cuda", 0), torch.float16, (64, 256), schedule)
@@ -230,8 +236,7 @@ def test_one_launch_is_chosen_only_where_measured_faster(kernel, monkeypatch, ga
 
 def test_one_launch_takes_no_derivative_and_says_who_measured_it(kernel, monkeypatch):
     """autograd and torch.func cannot see through a kernel."""
-    measured = lambda device, dtype, name: ((64, 256, 1.1),) if name == "small_polar" else ()  # noqa: E731
-    monkeypatch.setattr(kernel.kernels.gains, "_shipped_gains", measured)
+    ship(kernel, monkeypatch, (64, 256, 1.1))
     schedule, found = kernel.schedules.resolve_schedule("polar_express", 5), {}
     for transformed in (False, True):
         circumstances = kernel.kernels.circumstances.Circumstances(transformed=transformed)

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Union
+from typing import NamedTuple, Optional
 
 import torch
 
 from .formats import HALF_DTYPES, dtype_name
 from .machine import gpu_of, key_of
-from .measurement_file import JUDGED
-from .measurements import Ranks, exact_or_nearest, failed, shipped_entries, sizes_here
+from .measurements import Known, Ranks, Sized, exact_or_nearest, failed, shipped_entries, sizes_here
 from .predictions import WORTH, predicted_gain
 from .tracing import constant_while_traced
 
@@ -28,9 +27,8 @@ def gain_of(
     device: torch.device, dtype: torch.dtype, kernel: str, size: tuple[int, int], among: Optional[Ranks]
 ) -> Gain:
     """Return the measured gain of a kernel for a size: measured here, else the nearest shipped one."""
-    here = [(m, k, Gain(gain, source)) for m, k, gain, source in measured_sizes(device, dtype, kernel, among)]
-    shipped = [(m, k, Gain(gain, "shipped")) for m, k, gain in _shipped_gains(device, dtype, kernel)]
-    return exact_or_nearest(here, shipped, *size) or Gain()
+    found = exact_or_nearest(*measured_sizes(device, dtype, kernel, among), *size)
+    return Gain() if found is None else Gain(found.entry["gain"], found.source)
 
 
 def predicted(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Gain:
@@ -48,23 +46,15 @@ def predicted(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Gain:
 @constant_while_traced
 def measured_sizes(
     device: torch.device, dtype: torch.dtype, kernel: str, among: Optional[Ranks]
-) -> tuple[tuple[int, int, Union[float, str], str], ...]:
-    """Return m, k, the measured value and its source for every size whose measurement counts here."""
-    known = sizes_here(key_of(device), kernel, dtype_name(dtype), among)
-    judged = JUDGED[kernel][0]
-    return tuple((entry["m"], entry["k"], entry[judged], source) for entry, source in known)
+) -> tuple[Sized, Sized]:
+    """Return m, k and `Known` of every size whose measurement here counts, and of those that are shipped for a GPU."""
+    of = key_of(device), kernel, dtype_name(dtype)
+    shipped = shipped_entries(*of) if device.type == "cuda" else ()
+    here_and_shipped = sizes_here(*of, among), [Known(entry, "shipped") for entry in shipped]
+    return tuple(tuple((each.entry["m"], each.entry["k"], each) for each in known) for known in here_and_shipped)
 
 
 @constant_while_traced
 def failed_here(device: torch.device, dtype: torch.dtype, kernel: str) -> tuple[str, ...]:
     """Return the candidates that have failed on this machine. They are never chosen."""
     return tuple(failed(key_of(device), kernel, dtype_name(dtype)))
-
-
-@constant_while_traced
-def _shipped_gains(device: torch.device, dtype: torch.dtype, kernel: str) -> tuple[tuple[int, int, float], ...]:
-    """Return m, k and gain of every size with a shipped measurement for this device."""
-    if device.type != "cuda":
-        return ()
-    entries = shipped_entries(key_of(device), kernel, dtype_name(dtype))
-    return tuple((entry["m"], entry["k"], entry["gain"]) for entry in entries)

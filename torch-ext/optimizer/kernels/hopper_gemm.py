@@ -34,6 +34,7 @@ from .capabilities import architectures
 from .formats import HALF_DTYPES
 from .operands import fits_descriptor
 from .predictions import SQUARE, triangle
+from .tracing import constant_while_traced
 
 ARCHITECTURE = "9.0a"
 # The rows of the result are a multiple of it.
@@ -74,6 +75,7 @@ def cuts(m: int) -> bool:
     return triangle(m, SQUARE) % PAIRS > 0
 
 
+@constant_while_traced
 def is_built() -> bool:
     """Whether this build has the product. Where the builder has named no architectures, GPUs decide."""
     return not native.IS_PORTABLE and ARCHITECTURE in (architectures() or [ARCHITECTURE])

@@ -164,9 +164,10 @@ def _cpu_products(
     able = [name for name, table in tables.items() if method == "auto" or not table.float32_squares]
     if method == "gram_float32" and native_products.is_faster(dtype):
         able = [name for name in tables if name not in able and name not in failures] or able
-    for *measured, name, source in measured_sizes(device, dtype, "cpu_products", circumstances.among):
-        if tuple(measured) == size and name in able:  # a loop, as in `nearest_of`
-            return tables[name]._replace(source=source)
+    here, _ = measured_sizes(device, dtype, "cpu_products", circumstances.among)
+    for *measured, found in here:
+        if tuple(measured) == size and found.entry["products"] in able:  # a loop, as in `nearest_of`
+            return tables[found.entry["products"]]._replace(source=found.source)
     defaults = (name for name in (*_cpu_defaults(dtype, *size), "SINGLE", *able) if name in able)
     name = next((name for name in defaults if name not in failures), None)
     # A file may say that all have failed.

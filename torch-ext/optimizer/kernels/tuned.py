@@ -7,6 +7,7 @@ from typing import Any, Mapping, NamedTuple, Optional
 import torch
 
 from .formats import dtype_name
+from .gains import measured_sizes
 from .hopper_gemm import is_built
 from .machine import gpu_key
 from .measurement_file import Need
@@ -18,10 +19,8 @@ from .measurements import (
     measured_here,
     nearest_of,
     shipped_entries,
-    sizes_here,
 )
 from .predictions import small_side
-from .tracing import constant_while_traced
 
 
 class Config(NamedTuple):
@@ -228,23 +227,6 @@ def nearest(
 def launches_hopper_gemm(
     device: torch.device, dtype: torch.dtype, m: int, k: int, among: Optional[Ranks] = None
 ) -> bool:
-    """Whether the compiled Hopper kernel is the fastest known symmetric product for m x k on this GPU.
-
-    torch.compile traces it with sizes that are symbols: these are compared here, and what is known is a constant.
-    """
-    return bool(exact_or_nearest(*_known_to_be_compiled(device, dtype, among), m, k))
-
-
-@constant_while_traced
-def _known_to_be_compiled(
-    device: torch.device, dtype: torch.dtype, among: Optional[Ranks]
-) -> tuple[tuple[tuple[int, int, bool], ...], ...]:
-    """Return m, k and whether the entry is of a compiled product, for sizes measured here and for shipped ones."""
-    if not torch.cuda.is_available() or not is_built():  # `device` is a fake GPU, or there is no such kernel
-        return (), ()
-    key, kernel = gpu_key(torch.cuda.get_device_name(device)), ("symmetric_gemm", dtype_name(dtype))
-    here = [entry for entry, _ in sizes_here(key, *kernel, among)]
-    known = here, shipped_entries(key, *kernel)
-    return tuple(
-        tuple((entry["m"], entry["k"], config_of(entry, Config) in COMPILED) for entry in entries) for entries in known
-    )
+    """Whether the compiled Hopper kernel is the fastest known symmetric product for m x k on this GPU."""
+    found = exact_or_nearest(*measured_sizes(device, dtype, "symmetric_gemm", among), m, k)
+    return found is not None and config_of(found.entry, Config) in COMPILED and is_built()
