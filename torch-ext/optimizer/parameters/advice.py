@@ -17,6 +17,7 @@ from .names import bare_name, listed, named_parameters, names_of, repeated
 from .rates import rate_of
 from .roles import ROLES
 from .routing import UNDECIDED, Route, reason_of
+from .sequences import grouped
 from .settings import Group
 from .synonyms import pop_branch_
 
@@ -157,10 +158,8 @@ def remarks(routes: Iterable[Route]) -> list[str]:
 
 def uncut_lines(uncut: Iterable[Uncut]) -> list[str]:
     """Return a line for each role and remark, with the first of the weights."""
-    names: dict[tuple[str, str], list[str]] = {}
-    for each in uncut:
-        names.setdefault((each.role, each.remark), []).append(each.name)
-    return [f"{role} of {listed(of_both, 1)} {remark}" for (role, remark), of_both in names.items()]
+    alike = grouped(uncut, attrgetter("role", "remark"))
+    return [f"{each[0].role} of {listed([one.name for one in each], 1)} {each[0].remark}" for each in alike]
 
 
 def still_uncut(uncut: Iterable[Uncut], groups: Sequence[Group]) -> list[Uncut]:

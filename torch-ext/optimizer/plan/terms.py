@@ -133,14 +133,9 @@ def _terms(ranks: Ranks, common_line: str, failed: str, parameters: Sequence[_Sh
 
 def _local_shards(parameters: Sequence[_Shared]) -> Iterator[RankSets]:
     """Yield the fallback's sharded parameters, grouped by the ranks that have a part."""
-    positions_by_layout: dict[Layout, list[int]] = {}
-    for position, parameter in enumerate(parameters):
-        if parameter.is_local_shard:
-            positions_by_layout.setdefault(parameter.layout, []).append(position)
-    positions_by_holders: dict[Ranks, list[int]] = {}
-    for layout, positions in positions_by_layout.items():
-        positions_by_holders.setdefault(_ranks_with_elements(layout), []).extend(positions)
-    for holders, positions in positions_by_holders.items():
+    local = [position for position, parameter in enumerate(parameters) if parameter.is_local_shard]
+    for positions in grouped(local, lambda i: _ranks_with_elements(parameters[i].layout)):
+        holders = _ranks_with_elements(parameters[positions[0]].layout)
         is_here = this_rank() in holders
         yield RankSets(tuple(positions) if is_here else (), (holders,), 0, counterweight(holders) if is_here else 0)
 
