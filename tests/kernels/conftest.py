@@ -107,6 +107,33 @@ def kernel(request: pytest.FixtureRequest, shipped_kernel: ModuleType) -> Module
 
 
 @pytest.fixture(scope="session")
+def native(kernel: ModuleType) -> ModuleType:
+    """The operations of `kernel`."""
+    return kernel.kernels.native
+
+
+@pytest.fixture(scope="session")
+def pack_(native: ModuleType) -> Callable:
+    return native.momentum_pack_
+
+
+@pytest.fixture(scope="session")
+def descend_(native: ModuleType) -> Callable:
+    return native.descend_
+
+
+@pytest.fixture(scope="session")
+def move_blocks_(native: ModuleType) -> Callable:
+    return native.move_blocks_
+
+
+@pytest.fixture(scope="session")
+def tuned(kernel: ModuleType) -> ModuleType:
+    """How `kernel` chooses launch configurations."""
+    return kernel.kernels.tuned
+
+
+@pytest.fixture(scope="session")
 def both(kernel: ModuleType, portable_kernel: ModuleType) -> tuple[ModuleType, ModuleType]:
     """The compiled operations, if the kernel under test has them, and the portable ones."""
     return kernel.kernels.native, portable_kernel.kernels.native

@@ -30,11 +30,6 @@ def assert_norms(native, parameter: list[Tensor], update: Tensor, **options) -> 
     return norms
 
 
-@pytest.fixture(scope="session")
-def native(kernel):
-    return kernel.kernels.native
-
-
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("decay_mode", MODES.values(), ids=MODES)
 @pytest.mark.parametrize("dtypes", list(itertools.product(FLOATS, PACKED)), ids=names)

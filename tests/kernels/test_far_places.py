@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -25,11 +24,6 @@ LAYOUTS = {
 Room = Callable[[], Tensor]
 
 pytestmark = on_every_place(SHIPPED, MODELLED)
-
-
-@pytest.fixture(scope="session")
-def native(kernel: ModuleType) -> ModuleType:
-    return kernel.kernels.native
 
 
 @pytest.fixture

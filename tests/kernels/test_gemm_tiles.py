@@ -11,11 +11,6 @@ import torch
 from tests.support.gemm_kinds import BFLOAT16, Kind
 
 
-@pytest.fixture(scope="session")
-def native(kernel):
-    return kernel.kernels.native
-
-
 @pytest.fixture
 def tile_configuration(native):
     """Functions that load and store this thread's configuration of AMX, 64 bytes: ldtilecfg and sttilecfg [rdi]."""

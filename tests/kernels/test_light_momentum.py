@@ -15,11 +15,6 @@ pytestmark = [pytest.mark.usefixtures("device"), on_every_place()]
 SPIKE = 6e4  # float16 holds it
 
 
-@pytest.fixture(scope="session")
-def pack_(kernel):
-    return kernel.kernels.native.momentum_pack_
-
-
 @pytest.mark.parametrize("nesterov", [True, False], ids=["nesterov", "plain"])
 @pytest.mark.parametrize("beta", [0.0, 0.3, 0.5])
 @pytest.mark.parametrize("dtypes", list(itertools.product(FLOATS, repeat=2)), ids=names)

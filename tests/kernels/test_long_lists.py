@@ -18,11 +18,6 @@ FLOATS = torch.float32, torch.float64, torch.bfloat16, torch.float16
 pytestmark = [pytest.mark.usefixtures("device"), on_every_place()]
 
 
-@pytest.fixture(scope="session")
-def native(kernel):
-    return kernel.kernels.native
-
-
 def matrices(dtype: torch.dtype, seed: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     drawn = [torch.randn(shape, generator=generator, device="cpu") for shape in SHAPES]

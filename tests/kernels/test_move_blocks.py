@@ -26,11 +26,6 @@ pytestmark = [pytest.mark.usefixtures("device"), on_every_place(SHIPPED, MODELLE
 
 
 @pytest.fixture(scope="session")
-def move_blocks_(kernel):
-    return kernel.kernels.native.move_blocks_
-
-
-@pytest.fixture(scope="session")
 def new_block(kernel):
     return kernel.plan.blocks.Block
 

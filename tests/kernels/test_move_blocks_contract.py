@@ -16,11 +16,6 @@ pytestmark = [pytest.mark.usefixtures("device"), on_every_place(SHIPPED, MODELLE
 DIRECTIONS = pytest.mark.parametrize("to_buffer", [False, True], ids=["to_matrices", "to_buffer"])
 
 
-@pytest.fixture(scope="session")
-def move_blocks_(kernel):
-    return kernel.kernels.native.move_blocks_
-
-
 def row(**fields: int) -> list[int]:
     return [{**GOOD, **fields}[name] for name in FIELDS]
 

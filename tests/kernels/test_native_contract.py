@@ -152,11 +152,6 @@ def assert_refuses(op, arguments: dict, message: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(snapshot(arguments), before))
 
 
-@pytest.fixture(scope="session")
-def native(kernel):
-    return kernel.kernels.native
-
-
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("message", BAD_PACKS)
 def test_bad_arguments_of_momentum_pack_raise(native, message):

@@ -22,11 +22,6 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(scope="session")
-def native(kernel):
-    return kernel.kernels.native
-
-
 @pytest.fixture(params=KINDS + WIDER_KINDS, ids=name_of)
 def kind(request, native) -> Kind:
     """Each instruction set that is here."""

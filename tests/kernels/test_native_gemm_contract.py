@@ -10,11 +10,6 @@ from tests.support.gemm_kinds import BFLOAT16, FLOAT32, SETS
 PLAIN = 1.0, 0.0  # alpha, beta
 
 
-@pytest.fixture(scope="session")
-def native(kernel):
-    return kernel.kernels.native
-
-
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize(("dtype", "other"), [(BFLOAT16, FLOAT32), (FLOAT32, BFLOAT16)], ids=str)
 def test_instructions_are_asked_for_by_name(native, dtype, other):

@@ -52,16 +52,6 @@ def descend(op, parameter, update, **options) -> None:
     op(parameter, update, scalar(0.02), scalar(0.1), scalar(1.5), **options)
 
 
-@pytest.fixture(scope="session")
-def pack_(kernel):
-    return kernel.kernels.native.momentum_pack_
-
-
-@pytest.fixture(scope="session")
-def descend_(kernel):
-    return kernel.kernels.native.descend_
-
-
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("nesterov", [True, False], ids=["nesterov", "plain"])
 @pytest.mark.parametrize("dtypes", list(itertools.product(FLOATS, repeat=3)), ids=names)

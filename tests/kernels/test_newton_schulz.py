@@ -30,11 +30,6 @@ class Way(NamedTuple):
         return [torch.full((rooms, m, m), torch.nan, dtype=dtype) for _ in range(count)]
 
 
-@pytest.fixture(scope="session")
-def native(kernel):
-    return kernel.kernels.native
-
-
 @pytest.fixture(params=KINDS, ids=name_of)
 def kind(request, native) -> Kind:
     """Each instruction set that is here."""

@@ -9,11 +9,6 @@ from torch import Tensor
 COEFFICIENTS = [4.0848, -6.8946, 2.927, 3.9505, -6.3029, 2.6377, 0.0, -1.5, 0.5]
 
 
-@pytest.fixture(scope="session")
-def native(kernel):
-    return kernel.kernels.native
-
-
 def arguments(**changes) -> dict:
     given = {"X": torch.ones(2, 3, 4), "A": torch.ones(2, 3, 3), "B": torch.ones(2, 3, 3)}
     given = {name: x.bfloat16() for name, x in given.items()}

@@ -26,11 +26,6 @@ def random(shape, dtype: torch.dtype, seed: int = 0) -> Tensor:
     return values.to(torch.get_default_device(), dtype)
 
 
-@pytest.fixture(scope="session")
-def native(kernel):
-    return kernel.kernels.native
-
-
 @pytest.fixture
 def normalized(native):
     """Norms and normalized matrices, in memory that was filled with NaN."""

@@ -21,11 +21,6 @@ SHAPES = [SHAPE, RAGGED, ALIGNED, ALIGNED[::-1], WHOLE, WHOLE[::-1], (64, 64), *
 pytestmark = [pytest.mark.usefixtures("device"), on_every_place()]
 
 
-@pytest.fixture(scope="session")
-def native(kernel):
-    return kernel.kernels.native
-
-
 @pytest.fixture
 def assert_norms(native):
     """Check that packing with norms packs what it does without, and that the norms are those of the pass for them."""

@@ -21,11 +21,6 @@ BETA = 0.95
 pytestmark = [pytest.mark.usefixtures("device"), on_every_place()]
 
 
-@pytest.fixture(scope="session")
-def pack_(kernel):
-    return kernel.kernels.native.momentum_pack_
-
-
 def blocks(cols: int) -> int:
     return -(-cols // 64)
 

@@ -20,11 +20,6 @@ LAYOUTS = {
 
 
 @pytest.fixture(scope="session")
-def descend_(kernel):
-    return kernel.kernels.native.descend_
-
-
-@pytest.fixture(scope="session")
 def formula(kernel):
     return kernel.kernels.master_weights
 

@@ -29,11 +29,6 @@ def module(kernel):
     return importlib.import_module(f"{kernel.__name__}.kernels.small_polar")
 
 
-@pytest.fixture
-def tuned(kernel):
-    return kernel.kernels.tuned
-
-
 @triton.jit
 def _tell_elements_before(told, matrices, width, SQUARES: tl.constexpr, SIDE: tl.constexpr, COUNT: tl.constexpr):
     each = tl.arange(0, COUNT)

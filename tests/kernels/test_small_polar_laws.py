@@ -43,11 +43,6 @@ def module(kernel):
     return importlib.import_module(f"{kernel.__name__}.kernels.small_polar")
 
 
-@pytest.fixture
-def tuned(kernel):
-    return kernel.kernels.tuned
-
-
 @pytest.fixture(params=SQUARES)
 def safe(request, place, tuned) -> Callable[..., tuple]:
     """The configuration of a dtype and a number of rows, with squares in scratch memory, or on the chip if one has."""

@@ -14,11 +14,6 @@ COUNT = 1 << 16
 pytestmark = [pytest.mark.usefixtures("device"), on_every_place()]
 
 
-@pytest.fixture(scope="session")
-def descend_(kernel):
-    return kernel.kernels.native.descend_
-
-
 def rounded(descend_, values: Tensor, dtype: torch.dtype, seed: int = 0, **options) -> Tensor:
     """Values of a matrix rounded to `dtype`: a parameter of zeros from which their negative is taken."""
     parameter, number = torch.zeros(values.shape, dtype=dtype), torch.ones(())

@@ -55,11 +55,6 @@ def module(kernel):
 
 
 @pytest.fixture
-def tuned(kernel):
-    return kernel.kernels.tuned
-
-
-@pytest.fixture
 def small(request, module, tuned, monkeypatch):
     """A configuration of tiles of 32: a program computes so many beside each other, 1 unless the test says 2."""
     monkeypatch.setattr(module, "LARGEST_TILE", 32)

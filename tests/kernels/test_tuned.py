@@ -15,11 +15,6 @@ FIELDS = {"tile": 128, "tile_k": 64, "group": 4, "warps": 8, "stages": 3, "secti
 
 
 @pytest.fixture(scope="module")
-def tuned(kernel):
-    return kernel.kernels.tuned
-
-
-@pytest.fixture(scope="module")
 def measurements(kernel):
     return kernel.kernels.measurements
 
