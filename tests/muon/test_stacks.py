@@ -5,19 +5,12 @@ import importlib
 import pytest
 import torch
 
+from tests.muon.test_routing import branches, parameter
+
 
 @pytest.fixture(scope="module")
 def matrices(kernel):
     return importlib.import_module(".parameters.matrices", kernel.__name__)
-
-
-def parameter(*shape):
-    return torch.nn.Parameter(torch.zeros(shape))
-
-
-def branches(kernel, named_shapes):
-    rows = kernel.route([(name, parameter(*shape)) for name, shape in named_shapes]).rows
-    return {row.name: (row.branch, row.reason) for row in rows}
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,11 @@ import pytest
 
 
 @pytest.fixture
-def fresh_pool(pools):
-    """Four ranks whose processes, which have agreed on something, do not outlive the test."""
-    pool = pools(4, 20.0)
+def fresh_pool(pools, request):
+    """Four ranks whose processes, and what these know of each other, do not outlive the test.
+
+    A collective waits as long as `SECONDS` of the test's file says.
+    """
+    pool = pools(4, getattr(request.module, "SECONDS", 20.0))
     yield pool
     pool.close()

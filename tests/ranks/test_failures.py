@@ -53,14 +53,6 @@ OF_DTYPE = ("the dtype", "momentum_dtype", "the branch")
 SECONDS = 5.0  # that a group gives a collective where a test waits for that to end
 
 
-@pytest.fixture
-def doomed(pools):
-    """A pool whose group does not outlive the test."""
-    pool = pools(4, SECONDS)
-    yield pool
-    pool.close()
-
-
 def errors_of_steps(kernel, case: Case, odd: Case):
     """Return the error that steps end with, None without one, and whether parameters are what they were."""
     own = odd if dist.get_rank() == ODD else case
@@ -187,8 +179,8 @@ def change_later(kernel, case: Case, key: str, value):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key, value", [("ns_steps", 2), ("ns_dtype", "bfloat16")])
-def test_a_rank_that_changes_a_setting_of_its_own_ends_all(doomed, key, value):
-    assert all(doomed.run(change_later, Case(SPECS), key, value))
+def test_a_rank_that_changes_a_setting_of_its_own_ends_all(fresh_pool, key, value):
+    assert all(fresh_pool.run(change_later, Case(SPECS), key, value))
 
 
 def die_or_sleep(kernel, case: Case, at_step: int, seconds: float):
@@ -209,18 +201,18 @@ def die_or_sleep(kernel, case: Case, at_step: int, seconds: float):
 @pytest.mark.slow
 @pytest.mark.parametrize("at_step", [1, 3])
 @pytest.mark.parametrize("name", ["rows", "hsdp"])
-def test_a_rank_that_is_killed_ends_all_others(doomed, name, at_step):
+def test_a_rank_that_is_killed_ends_all_others(fresh_pool, name, at_step):
     case = Case(tuple(spec._replace(layout=LAYOUTS[name]) for spec in SPECS), {"chunk_bytes": 200})
-    results = doomed.run(die_or_sleep, case, at_step, 0.0, may_die=(ODD,))
+    results = fresh_pool.run(die_or_sleep, case, at_step, 0.0, may_die=(ODD,))
     assert results.pop(ODD) is None
     for text in results:
         assert "up.weight" in text or at_step == 1  # before the first step plans are compared, of all parameters
 
 
 @pytest.mark.slow
-def test_rank_late_beyond_the_timeout_ends_all_others(doomed):
+def test_rank_late_beyond_the_timeout_ends_all_others(fresh_pool):
     """Had they waited for it to come, there would be no error."""
-    for rank, text in enumerate(doomed.run(die_or_sleep, Case(SPECS), 3, 3 * SECONDS)):
+    for rank, text in enumerate(fresh_pool.run(die_or_sleep, Case(SPECS), 3, 3 * SECONDS)):
         assert "up.weight" in text
         assert f"rank {rank}" in text
 

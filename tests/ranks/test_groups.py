@@ -22,14 +22,6 @@ SECONDS = 10.0  # that a group gives a collective: ranks that do not meet fail s
 SHAPE = (384, 400)  # so large that copies are sent
 
 
-@pytest.fixture
-def lonely(pools):
-    """A pool whose groups, of which ranks know different numbers, do not outlive the test."""
-    pool = pools(4, SECONDS)
-    yield pool
-    pool.close()
-
-
 def value(number: int) -> torch.Tensor:
     return torch.randn(SHAPE, generator=torch.Generator().manual_seed(number)).to(device_of_ranks())
 
@@ -162,8 +154,8 @@ def ranks_of_no_mesh(kernel):
     ],
     ids=lambda job: job.__name__,
 )
-def test_ranks_that_know_different_groups_meet(lonely, job):
-    assert all(lonely.run(job))
+def test_ranks_that_know_different_groups_meet(fresh_pool, job):
+    assert all(fresh_pool.run(job))
 
 
 def groups_made(kernel):
@@ -179,13 +171,13 @@ def group_of_a_larger_world(kernel):
         kernel.plan.process_groups.group_of((0, 7), "w")
 
 
-def test_ranks_of_a_larger_world_are_named(lonely):
-    lonely.run(group_of_a_larger_world)
+def test_ranks_of_a_larger_world_are_named(fresh_pool):
+    fresh_pool.run(group_of_a_larger_world)
 
 
 @on_every_backend()
-def test_a_mesh_has_the_group_already(lonely):
-    assert lonely.run(groups_made) == [(True, 0)] * 4
+def test_a_mesh_has_the_group_already(fresh_pool):
+    assert fresh_pool.run(groups_made) == [(True, 0)] * 4
 
 
 def parameter_elsewhere(kernel):
@@ -210,8 +202,8 @@ def parameter_elsewhere(kernel):
 
 
 @on_every_backend()
-def test_a_parameter_of_other_ranks_is_left_to_them(lonely):
-    assert lonely.run(parameter_elsewhere) == [(True, 6, 6)] * 4
+def test_a_parameter_of_other_ranks_is_left_to_them(fresh_pool):
+    assert fresh_pool.run(parameter_elsewhere) == [(True, 6, 6)] * 4
 
 
 def groups_of_the_first_step(kernel, case: Case):
@@ -228,11 +220,11 @@ def groups_of_the_first_step(kernel, case: Case):
 
 
 @on_every_backend()
-def test_warmup_makes_the_groups_of_the_step(lonely):
+def test_warmup_makes_the_groups_of_the_step(fresh_pool):
     """Four copies of which two work together need a group that no mesh has."""
     layout = Layout((4, 1), ("r", "0"))
     case = Case(tuple(Spec(f"layers.{i}.up.weight", SHAPE, layout) for i in range(2)), {"ns_steps": 1})
-    for made, told in lonely.run(groups_of_the_first_step, case):
+    for made, told in fresh_pool.run(groups_of_the_first_step, case):
         assert made == [1, 0]
         assert [done for done, _, _ in told] == list(range(1, told[0][1] + 1))
         assert "connect 4 ranks that share" in told[0][2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 from unittest import mock
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -21,14 +20,6 @@ SECONDS = 45.0  # that the world gives a collective
 SHAPE = (384, 400)  # so large that copies are sent
 
 pytestmark = on_every_backend()
-
-
-@pytest.fixture
-def impatient(pools):
-    """A pool whose groups do not outlive the test."""
-    pool = pools(4, SECONDS)
-    yield pool
-    pool.close()
 
 
 def steps_with_a_given_group(kernel):
@@ -54,8 +45,8 @@ def steps_with_a_given_group(kernel):
     return new_group.call_count, kernel.plan.process_groups.group_of(ranks) is given
 
 
-def test_the_given_group_is_used_whatever_groups_meshes_have(impatient):
-    assert impatient.run(steps_with_a_given_group) == [(0, True)] * 4
+def test_the_given_group_is_used_whatever_groups_meshes_have(fresh_pool):
+    assert fresh_pool.run(steps_with_a_given_group) == [(0, True)] * 4
 
 
 def groups_of_teams(kernel) -> list[int]:
@@ -73,8 +64,8 @@ def groups_of_teams(kernel) -> list[int]:
     return made
 
 
-def test_warmup_makes_the_groups_of_teams(impatient):
-    assert impatient.run(groups_of_teams) == [[1, 0]] * 4
+def test_warmup_makes_the_groups_of_teams(fresh_pool):
+    assert fresh_pool.run(groups_of_teams) == [[1, 0]] * 4
 
 
 def timeout_of_a_made_group(kernel) -> timedelta:
@@ -84,9 +75,9 @@ def timeout_of_a_made_group(kernel) -> timedelta:
     return group._get_backend(torch.device(device_of_ranks())).options._timeout
 
 
-def test_a_group_that_is_made_has_the_timeout_of_the_world(impatient):
+def test_a_group_that_is_made_has_the_timeout_of_the_world(fresh_pool):
     """Torch's default is half an hour, for which the others would wait for a rank that has died."""
-    assert impatient.run(timeout_of_a_made_group) == [timedelta(seconds=SECONDS)] * 4
+    assert fresh_pool.run(timeout_of_a_made_group) == [timedelta(seconds=SECONDS)] * 4
 
 
 def sums_by_two_copies(kernel) -> list[float]:
@@ -102,5 +93,5 @@ def sums_by_two_copies(kernel) -> list[float]:
     return sums
 
 
-def test_two_copies_of_the_package_make_groups_of_the_same_ranks(impatient):
-    assert impatient.run(sums_by_two_copies) == [[3.0, 3.0]] * 3 + [[1.0, 1.0]]
+def test_two_copies_of_the_package_make_groups_of_the_same_ranks(fresh_pool):
+    assert fresh_pool.run(sums_by_two_copies) == [[3.0, 3.0]] * 3 + [[1.0, 1.0]]

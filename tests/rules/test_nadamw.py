@@ -1,7 +1,6 @@
 """NAdamW: timm's trajectories, the formula in plain numbers, and the traps that rules over tensor lists have."""
 
 import importlib
-import json
 import math
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.support.trajectories import Trajectory
+from tests.support.trajectories import load_trajectories
 
 SETTINGS = dict(lr=0.01, betas=(0.9, 0.95), eps=1e-3, weight_decay=0.1, maximize=False)
 
@@ -23,11 +22,8 @@ def rules(kernel):
 @pytest.fixture(scope="module")
 def trajectories(kernel, repository):
     """timm's runs whose parameters that are no matrices are NAdamW's."""
-    folder = repository / "tests/golden"
-    golden = json.loads((folder / "trajectories.json").read_text())
-    arrays = dict(np.load(folder / "trajectories.npz", allow_pickle=False))
-    chosen = [case for case in golden["cases"] if case["kind"] == "timm" and case["options"]["nesterov"]]
-    return [Trajectory(kernel, golden, arrays, case) for case in chosen]
+    golden = load_trajectories(kernel, repository)
+    return [each for each in golden if each.kind == "timm" and each.case["options"]["nesterov"]]
 
 
 def rule(rules, **changes):
