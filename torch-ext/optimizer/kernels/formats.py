@@ -10,6 +10,9 @@ from .tracing import constant_while_traced
 # Floating-point dtypes of 16 bits. Parameters in them may be rounded stochastically.
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 
+# The classes of plain tensors. Others may have no memory, or none that this process may look at.
+PLAIN_CLASSES = frozenset((Tensor, torch.nn.Parameter))
+
 # Neighbours that share a scale in momentum of 8 bits: kMomentumBlock of the compiled operations.
 BLOCK = 64
 

@@ -11,9 +11,8 @@ from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 from torch import Tensor
 
 from ..iteration import DTYPES
-from .checkpoints import MADE_UP
 from .matrices import EXPERT_KEYS, is_stack
-from .names import bare_name, listed, named_parameters, names_of, repeated
+from .names import MADE_UP, bare_name, listed, named_parameters, names_of, repeated
 from .rates import rate_of
 from .roles import ROLES
 from .routing import UNDECIDED, Route, reason_of
@@ -40,8 +39,8 @@ _STACK_OR_CONVOLUTION = (
     "cols) write expert_keys=(...) with a component of their names, or stacked=True in their group; for convolutions "
     "stacked=False; use_muon=False leaves them where they are"
 )
-# The names that routing gives to parameters without names, and those in nn.Sequential.
-_UNNAMED, _NUMBERED = re.compile(r"param_\d+"), re.compile(r"(\d+\.)+\w+")
+# Names in nn.Sequential.
+_NUMBERED = re.compile(r"(\d+\.)+\w+")
 
 
 class Uncut(NamedTuple):
@@ -209,7 +208,7 @@ def _with_empty_names(routes: Sequence[Route]) -> list[Route]:
 
     def is_empty(name: str) -> bool:
         is_alone = name == "weight" and has_layers
-        return is_alone or bool(_UNNAMED.fullmatch(name)) or (bool(_NUMBERED.fullmatch(name)) and not has_outer)
+        return is_alone or bool(MADE_UP.fullmatch(name)) or (bool(_NUMBERED.fullmatch(name)) and not has_outer)
 
     return [route for route, name in zip(routes, names) if route.reason == "matrix" and is_empty(name)]
 

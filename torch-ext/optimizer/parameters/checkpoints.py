@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import product
 from reprlib import repr as shortened
 from typing import Any, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from ..kernels.user_warnings import warn_user
 from .checks import check_dtypes, check_fake_mode
 from .file_sources import THIS_PACKAGE, advice_for, source_of
 from .groups import loaded_group, names_in_file
-from .names import bare_name, listed, named_parameters, names_of
+from .names import MADE_UP, bare_name, listed, named_parameters, names_of
 from .saved_forms import check_form, kept_dtype, rounding
 from .settings import SCHEDULED, SETTINGS, Group
 from .state import BUFFER, KEYS
@@ -24,8 +23,6 @@ from .state_values import check_values
 _EXPECTED_TO_CHANGE = {*SCHEDULED, "lr_factor", "decay_lr", "momentum", "adamw_betas"}
 # Settings that a group of the file brings without other warnings; that of merged groups compares and shows them.
 _TAKEN = ("lr", "lr_factor", "weight_decay")
-# Names that this package made for parameters without names.
-MADE_UP = re.compile(r"(param|unnamed)_\d+")
 
 Place = tuple[int, int]
 

@@ -6,10 +6,9 @@ from typing import Iterable, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from ..iteration import DTYPES
-from ..kernels.formats import exact_dtype
+from ..kernels.formats import PLAIN_CLASSES, exact_dtype
 from ..kernels.portable.memory import extent
 from ..kernels.tracing import lacks_values, would_be_faked
 
@@ -164,7 +163,7 @@ def check_backed(name: str, x: Tensor) -> None:
 
 def _lies_in_memory(x: Tensor) -> bool:
     """Whether x is a plain tensor with elements. Where those of other kinds lie is not known."""
-    return type(x) in (Tensor, Parameter) and not x.is_meta and x.numel() > 0
+    return type(x) in PLAIN_CLASSES and not x.is_meta and x.numel() > 0
 
 
 def _add_span_(spans: dict[int, list[_Span]], name: str, x: Tensor, is_state: bool) -> None:

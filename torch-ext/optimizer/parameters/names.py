@@ -8,6 +8,8 @@ from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
+# Names that this package makes for parameters without names.
+MADE_UP = re.compile(r"(param|unnamed)_\d+")
 # Attributes in which wrappers keep the whole model: DistributedDataParallel, DeepSpeed, torch.compile, Fabric.
 MODEL_WRAPPERS = ("module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 # Components that wrappers insert into names; PEFT also adds the name of an adapter after `modules_to_save`.

@@ -8,10 +8,9 @@ from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from ..iteration import DTYPES, check_work_dtype
-from ..kernels.formats import dtype_name, is_dtensor
+from ..kernels.formats import PLAIN_CLASSES, dtype_name, is_dtensor
 from ..learning_rate import check_adjustment
 from ..schedules import without_arrays
 from .argument_checks import check_takes
@@ -45,7 +44,7 @@ def number_at_hand(value: Any) -> Any:
 
     Of a tensor on a GPU a step may not read the number, because it would wait for the GPU.
     """
-    is_at_hand = type(value) in (Tensor, Parameter) and value.device.type == "cpu" and value.numel() == 1
+    is_at_hand = type(value) in PLAIN_CLASSES and value.device.type == "cpu" and value.numel() == 1
     if not is_at_hand or value.dtype not in (torch.float32, torch.float64):
         return value
     return number_in(value)

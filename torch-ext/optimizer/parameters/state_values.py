@@ -9,10 +9,9 @@ from typing import Any, Mapping
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from ..iteration import DTYPES
-from ..kernels.formats import shown
+from ..kernels.formats import PLAIN_CLASSES, shown
 from ..kernels.tracing import is_fake, lacks_values
 from .setting_values import number_in
 from .state import BUFFER, COUNT, KEYS
@@ -80,7 +79,7 @@ def _check_count(what: str, value: Any) -> None:
     number = value
     if isinstance(value, Tensor) and value.numel() == 1 and value.layout == torch.strided:
         # Other kinds of tensors, such as those of a FakeTensorMode, may have no number at hand.
-        number = number_in(value) if type(value) in (Tensor, Parameter) else 0
+        number = number_in(value) if type(value) in PLAIN_CLASSES else 0
     if not isinstance(number, Real) or isinstance(number, bool):
         raise TypeError(f"{what} must be a number or a tensor of one, got {_shown(value)}")
     if not 0 <= number < math.inf:

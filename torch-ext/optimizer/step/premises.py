@@ -6,17 +6,14 @@ import operator
 from typing import Any, Collection, Mapping, Optional, Sequence
 
 from torch import Tensor
-from torch.nn import Parameter
 
-from ..parameters.checkpoints import MADE_UP
-from ..parameters.names import named_parameters
+from ..kernels.formats import PLAIN_CLASSES
+from ..parameters.names import MADE_UP, named_parameters
 from ..parameters.routing import reason_of
 from ..parameters.settings import Group
 from ..plan.layout import laid_out, local_part
 from ..plan.plan import choices, planned_settings
 from ..plan.process_groups import this_rank
-
-_PLAIN = {Tensor, Parameter}  # others may have no memory, or none that this process may look at
 
 
 class Premises:
@@ -85,10 +82,10 @@ class Premises:
 
 def places_of(tensors: Sequence[Tensor]) -> list[int]:
     """Return where the local part of each tensor lies: its address, or its device's number if it is no plain tensor."""
-    if _PLAIN.issuperset(map(type, tensors)):
+    if PLAIN_CLASSES.issuperset(map(type, tensors)):
         return list(map(Tensor.data_ptr, tensors))
     parts = map(local_part, tensors)
-    return [part.data_ptr() if type(part) in _PLAIN else part.get_device() for part in parts]
+    return [part.data_ptr() if type(part) in PLAIN_CLASSES else part.get_device() for part in parts]
 
 
 def _frozen(params: Sequence[Tensor], absent: Collection[int]) -> set[int]:

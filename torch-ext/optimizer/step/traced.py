@@ -15,13 +15,12 @@ from typing import Any, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
+from ..kernels.formats import PLAIN_CLASSES
 from ..kernels.native import define_operation, returns_nothing
 from ..kernels.tracing import constant_while_traced
 from ..parameters.rates import live_tensors
 
-_PLAIN = {Tensor, Parameter}
 # Set on the optimizer inside a graph, these reach it only after the graph.
 _READ_BY_STEPS = ("param_groups", "state", "grad_scale", "found_inf")
 
@@ -65,7 +64,7 @@ def _has_untraceable_tensors(handle: str) -> bool:
     groups = muon_step_.optimizers[handle].param_groups
     parameters = [p for group in groups for p in group["params"]]
     unlike = any(p.grad is not None and p.grad.dtype != p.dtype for p in parameters)
-    return unlike or not _PLAIN.issuperset(map(type, parameters)) or any(map(live_tensors, groups))
+    return unlike or not PLAIN_CLASSES.issuperset(map(type, parameters)) or any(map(live_tensors, groups))
 
 
 def traced_step(attributes: Mapping[str, Any]) -> None:
