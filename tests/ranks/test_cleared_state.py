@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.backends import on_every_backend
-from tests.support.sharded_models import LAYOUTS, Case, bits_equal, model, muon, part_of, sharded, whole, whole_gradient
+from tests.support.sharded_models import LAYOUTS, Case, bits_equal, model, muon, part_of, set_gradient_parts, whole
 
 pytestmark = on_every_backend()
 
@@ -17,8 +17,7 @@ def train(kernel, case: Case, begin_anew):
     for step in range(1, case.steps + 1):
         if step == 2:
             optimizer = begin_anew(optimizer, lambda: muon(kernel, case, params))
-        for i, (spec, p) in enumerate(zip(case.specs, params)):
-            p.grad = sharded(whole_gradient(case, step, i), spec.layout).data
+        set_gradient_parts(case, params, step)
         optimizer.step()
     return [whole(p) for p in params]
 

@@ -28,10 +28,9 @@ from tests.support.sharded_models import (
     assert_same,
     muon,
     part_of,
-    sharded,
+    set_gradient_parts,
     train,
     train_alone,
-    whole_gradient,
 )
 
 SHAPES = ((96, 160), (160, 96), (120, 120), (64, 200)) * 3
@@ -44,11 +43,6 @@ STEPS = 5
 def case_on(name: str, **settings) -> Case:
     specs = tuple(Spec(f"layers.{i}.up.weight", shape, LAYOUTS[name]) for i, shape in enumerate(SHAPES))
     return Case(specs, settings)
-
-
-def set_gradients(case: Case, params, step: int) -> None:
-    for i, (spec, p) in enumerate(zip(case.specs, params)):
-        p.grad = sharded(whole_gradient(case, step, i), spec.layout).data
 
 
 class Held(NamedTuple):
@@ -90,7 +84,7 @@ def trained(kernel, case: Case):
     optimizer = muon(kernel, case, params)
     peaks = []
     for step in range(1, STEPS + 1):
-        set_gradients(case, params, step)
+        set_gradient_parts(case, params, step)
         optimizer._graphs = kernel.step.graphs.UpdateGraphs()  # what it keeps for batches is counted anew
         with Allocations() as counted:
             optimizer.step()
@@ -179,7 +173,7 @@ def gradients_alive(kernel, case: Case):
     """
     params = [part_of(case, i) for i in range(len(case.specs))]
     optimizer = muon(kernel, case, params)
-    set_gradients(case, params, 1)
+    set_gradient_parts(case, params, 1)
     memory = {i: weakref.ref(p.grad.to_local().untyped_storage()) for i, p in enumerate(params) if p.to_local().numel()}
     real, found = kernel.step.sharded._exchanged, []
 

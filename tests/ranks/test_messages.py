@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from tests.support.backends import on_every_backend
 from tests.support.inside import chunks_of, muon_settings, plan_of
-from tests.support.sharded_models import LAYOUTS, Case, Layout, Spec, muon, part_of, sharded, train, whole_gradient
+from tests.support.sharded_models import LAYOUTS, Case, Layout, Spec, muon, part_of, set_gradient_parts, train
 
 SIZE = 32, 64
 COUNT = 16
@@ -144,8 +144,7 @@ def explained_and_sent(kernel, case: Case):
     """Return what `explain()` says, and the bytes that a step sends to other ranks."""
     params = [(spec.name, part_of(case, i)) for i, spec in enumerate(case.specs)]
     optimizer = kernel.Muon(params, **muon_settings(kernel, case.settings))
-    for i, (_, p) in enumerate(params):
-        p.grad = sharded(whole_gradient(case, 1, i), case.specs[i].layout).data
+    set_gradient_parts(case, [p for _, p in params], 1)
     with Counted() as counted:
         optimizer.step()
     return str(optimizer.explain()), sum(elements * itemsize for _, elements, itemsize in counted.calls)
@@ -195,8 +194,7 @@ def order_of_step(kernel, case: Case):
     """Return what a step does, in order: messages that are started, and batches that this rank works on alone."""
     params = [part_of(case, i) for i in range(len(case.specs))]
     optimizer = muon(kernel, case, params)
-    for i, (spec, p) in enumerate(zip(case.specs, params)):
-        p.grad = sharded(whole_gradient(case, 1, i), spec.layout).data
+    set_gradient_parts(case, params, 1)
     found, send, update = [], dist.all_to_all_single, kernel.step.batch.update_chain_
 
     def recorded(name, function):

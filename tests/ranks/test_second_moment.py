@@ -26,8 +26,7 @@ from tests.support.sharded_models import (
     muon,
     one_thread,
     part_of,
-    sharded,
-    whole_gradient,
+    set_gradient_parts,
     wholes,
 )
 from tests.support.sharded_networks import assert_same_network, network_on, set_gradients
@@ -106,8 +105,7 @@ def moments_after_overflow(kernel, case: Case):
     params = [part_of(case, i) for i in range(len(case.specs))]
     optimizer, seen = muon(kernel, case, params), []
     for step in range(1, 4):
-        for i, (spec, p) in enumerate(zip(case.specs, params)):
-            p.grad = sharded(whole_gradient(case, step, i), spec.layout).data
+        set_gradient_parts(case, params, step)
         if step == 2:
             first = torch.distributed.get_rank() == 0
             optimizer.grad_scale = torch.ones((), device=params[0].device)
@@ -189,8 +187,7 @@ def checked_after_steps(kernel, case: Case) -> None:
     group = {"process_group": torch.distributed.group.WORLD} if case.shared else {}
     optimizer = muon(kernel, case, params, **group)
     for step in range(1, 3):
-        for i, (spec, p) in enumerate(zip(case.specs, params)):
-            p.grad = sharded(whole_gradient(case, step, i), spec.layout).data
+        set_gradient_parts(case, params, step)
         optimizer.step()
     optimizer.check_copies()
 

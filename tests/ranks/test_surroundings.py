@@ -25,9 +25,9 @@ from tests.support.sharded_models import (
     assert_same,
     model,
     muon,
+    set_gradient_parts,
     sharded,
     train,
-    whole_gradient,
     whole_parameter,
 )
 
@@ -62,8 +62,7 @@ def steps_with_a_lost_message(kernel, case: Case):
     optimizer = muon(kernel, case, params)
 
     def take_step(step: int) -> None:
-        for i, (spec, p) in enumerate(zip(case.specs, params)):
-            p.grad = sharded(whole_gradient(case, step, i), spec.layout).data
+        set_gradient_parts(case, params, step)
         optimizer.step()
 
     take_step(1)

@@ -181,6 +181,12 @@ def whole_gradient(case: Case, step: int, number: int) -> Tensor:
     return gradient
 
 
+def set_gradient_parts(case: Case, params: Sequence[Tensor], step: int) -> None:
+    """Let each parameter have this rank's part of its gradient in a step, whichever are missing in the case."""
+    for i, (spec, p) in enumerate(zip(case.specs, params)):
+        p.grad = sharded(whole_gradient(case, step, i), spec.layout).data
+
+
 def is_missing(case: Case, step: int, number: int, holder: int) -> bool:
     """Whether this holder has no gradient of this parameter in this step."""
     where = {
