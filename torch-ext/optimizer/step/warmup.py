@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
-from typing import Callable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,7 @@ from .graphs import BatchToPack, kinds_of
 from .pipeline import advance
 from .polar_update import Packed, packed_memory, polar_updates
 
-Phase = Callable[[], Sequence[Stage]]
+Phase = Callable[[], Iterable[Stage]]
 
 
 class Columns(NamedTuple):
@@ -52,39 +52,40 @@ def warm_up(phases: Sequence[Phase], progress: Progress) -> None:
     """
     done = 0
     for number, phase in enumerate(phases, 1):
-        stages, after = phase(), sum(len(later()) for later in phases[number:])
+        stages, after = list(phase()), sum(len(list(later())) for later in phases[number:])
         for left, stage in zip(reversed(range(len(stages))), stages):
             what = stage()
             done += 1
             progress(done, done + left + after, what)
 
 
-def connect_stages(plan: Plan) -> list[Stage]:
-    """Return a stage for each communicator of a step, which sends a few bytes; all ranks have the same order."""
-    return [partial(_told, what, run) for what, run in _connections(plan)]
-
-
-def compile_stages(plan: Plan, groups: Sequence[Group]) -> list[Stage]:
-    """Return a stage for each kind of work on matrices, which compiles its kernels by a run on zeros."""
-    return [partial(_told, what, run) for what, run in _kernels(plan, groups)]
-
-
-def _told(what: str, run: Callable[[], None]) -> str:
-    run()
-    return what
-
-
-def _connections(plan: Plan) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yield a description and a function for each stage."""
+def connect_stages(plan: Plan) -> Iterator[Stage]:
+    """Yield a stage for each communicator of a step, which sends a few bytes; all ranks have the same order."""
     for ranks, terms in sorted(plan.terms.items()):
-        yield f"connect {len(ranks)} ranks that share parameters", partial(_reduce_a_number, ranks, terms.device)
+        yield partial(_told, f"connect {len(ranks)} ranks that share parameters", _reduce_a_number, ranks, terms.device)
     for exchange in plan.exchanges:
-        yield f"connect {len(exchange.ranks)} ranks that exchange matrices", partial(_exchange_a_byte, exchange)
+        yield partial(_told, f"connect {len(exchange.ranks)} ranks that exchange matrices", _exchange_a_byte, exchange)
     for ranks, device in {team.ranks: team.matrix.parameter.device for team in plan.teams()}.items():
-        yield f"connect {len(ranks)} ranks that share matrices", partial(_reduce_a_number, ranks, device)
+        yield partial(_told, f"connect {len(ranks)} ranks that share matrices", _reduce_a_number, ranks, device)
     for batches in plan.sums:
         ranks, device = batches[0].ranks, batches[0].first.parameter.device
-        yield f"connect {len(ranks)} ranks that sum Gram matrices", partial(_reduce_a_number, ranks, device)
+        yield partial(_told, f"connect {len(ranks)} ranks that sum Gram matrices", _reduce_a_number, ranks, device)
+
+
+def compile_stages(plan: Plan, groups: Sequence[Group]) -> Iterator[Stage]:
+    """Yield a stage for each kind of work on matrices, which compiles its kernels by a run on zeros."""
+    # Chains that differ only in eps, or in how many matrices they have, are compiled once.
+    chains = {kinds_of(BatchToPack(batch, 1, 0.0) for batch in chain): chain for chain in plan.chains()}
+    for chain in chains.values():
+        what = " with ".join(f"{len(b.matrices)} x {b.first.rows} x {b.first.cols} {b.iteration}" for b in chain)
+        yield partial(_told, what, _orthogonalize_zeros, chain, groups)
+    for columns in dict.fromkeys(_columns(plan, groups)):
+        yield partial(_told, str(columns), _orthogonalize_zero_columns, columns)
+
+
+def _told(what: str, run: Callable[..., None], *arguments: Any) -> str:
+    run(*arguments)
+    return what
 
 
 def _reduce_a_number(ranks: Ranks, device: torch.device) -> None:
@@ -98,17 +99,6 @@ def _exchange_a_byte(exchange: Exchange) -> None:
     group = group_of(exchange.ranks, chunk.names)
     with explaining_timeouts("warm-up", chunk.names):
         dist.all_to_all_single(torch.empty_like(sent), sent, group=group)
-
-
-def _kernels(plan: Plan, groups: Sequence[Group]) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yield a description and a function for each stage that compiles kernels of a step."""
-    # Chains that differ only in eps, or in how many matrices they have, are compiled once.
-    chains = {kinds_of(BatchToPack(batch, 1, 0.0) for batch in chain): chain for chain in plan.chains()}
-    for chain in chains.values():
-        what = " with ".join(f"{len(b.matrices)} x {b.first.rows} x {b.first.cols} {b.iteration}" for b in chain)
-        yield what, partial(_orthogonalize_zeros, chain, groups)
-    for columns in dict.fromkeys(_columns(plan, groups)):
-        yield str(columns), partial(_orthogonalize_zero_columns, columns)
 
 
 def _orthogonalize_zeros(chain: Chain, groups: Sequence[Group]) -> None:
