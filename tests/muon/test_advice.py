@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,21 @@ def test_matrices_without_names_are_said_once_with_what_to_write(kernel):
     assert warned(optimizer.explain)[0] == []
     (line,), _ = warned(lambda: optimizer.add_param_group({"params": [Parameter(torch.zeros(8, 8))]}))
     assert line.startswith("param_5 (8, 8): matrices without names")
+
+
+def test_groups_whose_modules_were_asked_need_no_names(kernel):
+    """As in a list of tensors for ZeroRedundancyOptimizer. Tables and heads alone, as in a stage, are no surprise."""
+    model = nn.ModuleDict({"up": nn.Linear(16, 32), "mid": nn.Linear(32, 32), "out": nn.Linear(32, 8)})
+    groups = kernel.groups_for(model)
+    nameless = [{**group, "params": [p for _, p in group["params"]]} for group in groups]
+    table = kernel.groups_for(nn.ModuleDict({"words": nn.Embedding(64, 16)}))
+    for made in (nameless, table):
+        lines, optimizer = warned(partial(kernel.Muon, made))
+        assert lines == noted(optimizer.explain()) == []
+    (line,), _ = warned(lambda: kernel.Muon([p for group in nameless for p in group["params"]]))
+    assert "matrices without names" in line
+    (line,), _ = warned(lambda: kernel.Muon([("embedding.weight", table[0]["params"][0][1])]))
+    assert "no matrix" in line
 
 
 def test_names_in_a_sequence_of_modules_say_nothing_and_the_modules_do(kernel):

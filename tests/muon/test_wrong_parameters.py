@@ -239,7 +239,8 @@ def test_what_torchs_optimizers_take_is_no_mistake(kernel, case):
 def test_complex_parameters_are_left_out_and_told(kernel):
     """Muon refuses them, and so does `route`, which says what Muon would do."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, dtype=torch.complex64), nn.Linear(8, 8))
-    groups = kernel.groups_for(model)
+    with pytest.warns(UserWarning, match="left out: 1.weight"):
+        groups = kernel.groups_for(model)
     kernel.Muon(groups)
     assert {row.name for row in groups.choices.rows} == {f"{i}.{of}" for i in (0, 2) for of in ("weight", "bias")}
     (note,) = (note for note in groups.choices.notes if "left out" in note)

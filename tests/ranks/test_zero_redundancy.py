@@ -19,7 +19,6 @@ def take_step_by_branch(kernel):
     return [p.detach() for p in model.parameters()]
 
 
-@pytest.mark.filterwarnings("ignore:.*matrices without names")
 def test_groups_of_one_branch_train_and_mixed_ones_are_refused(pools):
     first, second = pools(2).run(take_step_by_branch)
     assert len(first) == 4 and all(map(torch.equal, first, second))

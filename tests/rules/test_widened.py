@@ -71,6 +71,22 @@ def test_the_memory_of_copies_is_that_of_the_page(kernel, monkeypatch, update, m
     assert peaks[0] == peaks[1] <= (most << 12) + 200
 
 
+@pytest.mark.parametrize("scaling, copies", [((None, None), 1), ((torch.tensor([4.0]), torch.tensor([0.0])), 3)])
+def test_nadamw_copies_a_part_of_its_averages_at_a_time(kernel, monkeypatch, scaling, copies):
+    """With the bits of whole ones. Under a scale there are unscaled gradients, too, and what averages become."""
+    nadamw_, scaling = kernel.rules.nadamw.nadamw_, kernel.rules.scaling.GradientScaling(*scaling)
+    rule, peaks, results = kernel.rules.fallback.FallbackRule(**SETTINGS), [], []
+    for at_once in (1 << 20, 1 << 12):
+        monkeypatch.setattr(kernel.rules.widened, "WIDENED_AT_ONCE", at_once)
+        tensors, _ = drawn(kernel, [(1024, 16), (1024, 16)], torch.float32, torch.float32)
+        with Allocations() as memory:
+            nadamw_(tensors, rule, scaling)
+        peaks.append(memory.peak)
+        results.append([t for column in tensors for t in column])
+    assert all(map(torch.equal, *results))
+    assert peaks[1] <= 4 * copies * (1 << 12) + 200 < peaks[0]
+
+
 def test_the_page_says_so(repository):
     page = (repository / "docs/master_weights.md").read_text()
     assert "at most {adamw} bytes an element (NAdamW: {nadamw}) of 2^25 elements".format(**BYTES) in page

@@ -17,6 +17,8 @@ def adapted(layer):
     return Model(base_layer=layer.requires_grad_(False), **lists)
 
 
+BLOCK = Model(attn=linear(16, 16), mlp=sequence(16, 32, 16))
+
 # By hand: what of each model is no hidden matrix.
 MODELS = {
     "convolutions of size 1, as PointNet": (
@@ -33,7 +35,8 @@ MODELS = {
     "fc that nothing reads": (Model(fc=linear(10, 16), up=linear(16, 8)), {"fc.weight": "output_head"}),
     "a name that only heads have": (Model(lm_head=linear(16, 8), up=linear(4, 16)), {"lm_head.weight": "output_head"}),
     "policy beside a value of one number": (
-        Model(body=linear(32, 64), actor=linear(6, 32), value_head=linear(1, 32)), {"actor.weight": LAST},
+        Model(body=linear(32, 64), actor=linear(6, 32), value_head=linear(1, 32)),
+        {"actor.weight": LAST, "value_head.weight": LAST},
     ),
     "two critics": (
         Model(q1=sequence(16, 32, 8), q2=sequence(16, 32, 8)), {"q1.2.weight": LAST, "q2.2.weight": LAST},
@@ -43,7 +46,8 @@ MODELS = {
         {"critics.0.2.weight": LAST, "critics.1.2.weight": LAST},
     ),
     "actor before a critic of one number": (
-        Model(actor=sequence(16, 32, 32, 6), critic=sequence(16, 32, 32, 1)), {"actor.4.weight": LAST},
+        Model(actor=sequence(16, 32, 32, 6), critic=sequence(16, 32, 32, 1)),
+        {"actor.4.weight": LAST, "critic.4.weight": LAST},
     ),
     "sequences of one width": (
         Model(one=sequence(16, 32, 16), two=sequence(16, 32, 16)), {"two.2.weight": LAST},
@@ -58,9 +62,18 @@ MODELS = {
     "sequences one after another": (
         nn.Sequential(sequence(8, 16, 4), nn.Flatten(), sequence(8, 16, 10)), {"2.2.weight": LAST},
     ),
-    "a value before the layers that it reads": (Model(value_head=linear(1, 16), body=sequence(8, 32, 16)), {}),
+    "a value before the layers that it reads": (
+        Model(value_head=linear(1, 16), body=sequence(8, 32, 16)), {"value_head.weight": "output_head"},
+    ),
     "a convolution of one output before layers of a time": (
-        Model(up=nn.Conv2d(16, 32, 3), out=nn.Conv2d(32, 1, 1), time=sequence(8, 32, 32)), {},
+        Model(up=nn.Conv2d(16, 32, 3), out=nn.Conv2d(32, 1, 1), time=sequence(8, 32, 32)),
+        {"out.weight": "output_head"},
+    ),
+    "a critic": (sequence(16, 32, 1), {"2.weight": LAST}),
+    "one block of a network, as a stage of a pipeline": (Model(layers=nn.ModuleDict({"7": BLOCK})), {}),
+    "one block in a list": (Model(layers=nn.ModuleList([BLOCK])), {}),
+    "a network in a network": (
+        Model(net=Model(up=linear(32, 16), mlp=sequence(32, 64, 8))), {"net.mlp.2.weight": LAST},
     ),
     "adapters of a hidden fc and of a head": (
         Model(fc=adapted(linear(32, 64)), fc2=adapted(linear(10, 32))),

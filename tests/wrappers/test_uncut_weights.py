@@ -99,6 +99,49 @@ def test_modulations_are_remarked(kernel):
     assert "block.adaLN_modulation.1.weight" in line and "and 2 more" in line and "shifts, scales and gates" in line
 
 
+class GluMlp(nn.Module):
+    """As timm's, whose weights have the names of any layers."""
+
+    def __init__(self, written=2):
+        super().__init__()
+        self.fc1, self.norm, self.fc2 = nn.Linear(16, 24 * written), nn.LayerNorm(24), nn.Linear(24, 16)
+
+
+class SharedMLP(GluMlp):
+    """As transformers' of GraniteMoeShared: only sizes show that it is gated."""
+
+
+class GEGLU(nn.Module):
+    """As diffusers', whose product a layer of another module reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.proj = nn.Linear(16, 48)
+
+
+def test_a_gated_layer_of_any_name_is_cut_where_its_class_says_so_and_else_remarked(kernel):
+    model = nn.ModuleDict({"a": GluMlp(), "b": GEGLU(), "plain": GluMlp(written=1), "sizes": SharedMLP()})
+    groups = kernel.groups_for(model)
+    cut = {name: group["split_rows"] for group in groups for name, _ in group["params"] if "split_rows" in group}
+    assert cut == {"a.fc1.weight": (24, 24), "b.proj.weight": (24, 24)}
+    (note,) = said(groups.choices.notes)
+    assert note == (
+        "matrix of sizes.fc1.weight are not cut, because the next layer reads half as many features as they write: if "
+        "these are a gate and what it gates, give split_rows in patterns"
+    )
+    assert said(kernel.Muon(groups).explain().notes) == [note]
+    patterns = {"sizes.fc1.weight": {"split_rows": (24, 24)}}
+    assert not said(kernel.groups_for(model, patterns=patterns).choices.notes)
+    whole = kernel.groups_for(model, gate_up=False)
+    assert not any("split_rows" in group for group in whole)
+
+
+def test_layers_that_read_the_same_are_no_gate(kernel):
+    """The next layer reads as much as this one, and half as much as it writes, since both read the same."""
+    beside = nn.ModuleDict({"a": nn.Linear(16, 32), "b": nn.Linear(16, 16), "c": nn.Linear(16, 16)})
+    assert not said(kernel.groups_for(nn.ModuleDict({"block": beside})).choices.notes)
+
+
 def test_a_remark_stays_until_all_that_it_asks_for_is_given(kernel):
     """Of this stack no size shows how it lies, so that it is not cut, either."""
     model = nn.ModuleDict({"ffn": Experts()})

@@ -21,7 +21,7 @@ from .explain.table import Explanation
 from .kernels.autocast import autocasts, without_autocast
 from .kernels.user_warnings import warn_user
 from .learning_rate import UPDATE_RMS, Adjustment
-from .parameters.advice import advice, idle_adamw_arguments, idle_is_muon, idle_keys, routed, same_names
+from .parameters.advice import advice, idle_adamw_arguments, idle_is_muon, idle_keys, routed, same_names, told_names
 from .parameters.argument_checks import (
     check_closure,
     check_is_dict,
@@ -296,7 +296,8 @@ class Muon(Optimizer):
         lines += idle_adamw_arguments(self.param_groups, self.defaults) + fast_decay(self.param_groups)
         idle = idle_exchange(exchange)
         self._first_steps = FirstSteps(exchange_is_idle=exchange == ExchangeOptions() and not idle)
-        for line in advice(routed(self.param_groups, self._reasons)) + lines + idle:
+        told = told_names(self.param_groups)
+        for line in advice(routed(self.param_groups, self._reasons), told) + lines + idle:
             warn_user(line)
         self._is_made = True
 
@@ -493,9 +494,10 @@ class Muon(Optimizer):
             if self._is_made:
                 self._refresh()
                 added = self.param_groups[before:]
-                lines = same_names(self.param_groups, added) + idle_keys(added, self.defaults["expert_keys"])
                 others = routed(self.param_groups[:before], self._reasons)
-                for line in advice(routed(added, reasons), others) + lines + plain_parts(added) + fast_decay(added):
+                lines = advice(routed(added, reasons), told_names(added), others)
+                lines += same_names(self.param_groups, added) + idle_keys(added, self.defaults["expert_keys"])
+                for line in lines + plain_parts(added) + fast_decay(added):
                     warn_user(line)  # raises if the user turns warnings into errors
         except Exception:
             del self.param_groups[before:]

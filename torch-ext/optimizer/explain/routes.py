@@ -15,7 +15,7 @@ from ..kernels.measurements import all_failed
 from ..kernels.native import IS_PORTABLE
 from ..kernels.products import NATIVE
 from ..kernels.provenance import build_info
-from ..parameters.advice import Uncut, advice, remarks, same_names, still_uncut, uncut_lines
+from ..parameters.advice import Uncut, advice, remarks, same_names, still_uncut, told_names, uncut_lines
 from ..parameters.matrices import view_in_group
 from ..parameters.names import named_parameters
 from ..parameters.rates import fast_decay
@@ -87,8 +87,8 @@ def explanation_of(
         *_slow_products(plan),
         *_left_out(plan),
     ]
-    lines += [*advice(rows), *same_names(groups, groups), *plain_parts(groups), *fast_decay(groups), *remarks(rows)]
-    lines += uncut_lines(still_uncut(uncut, groups))
+    lines += [*advice(rows, told_names(groups)), *same_names(groups, groups), *plain_parts(groups), *fast_decay(groups)]
+    lines += [*remarks(rows), *uncut_lines(still_uncut(uncut, groups))]
     if IS_PORTABLE:
         lines.append(_PORTABLE.format(variant=build_info().variant or "this build"))
     if plan.terms:

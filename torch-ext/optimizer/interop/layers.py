@@ -18,7 +18,7 @@ from ..parameters.routing import MIN_SIDE
 from ..parameters.setting_values import flag
 from .attention import FUSED, ROLE_OF, Parts, attention_parts, leaf_of, rows_by_role, states_heads
 from .attributes import attribute
-from .output_heads import without_wrappers
+from .output_heads import layer_inside, without_wrappers
 
 _GATE_AND_UP = "gate and up"
 _GATED = ("gate_up_proj", "gate_up", "gate_and_up_proj", "w12", "w13", "Wi")
@@ -27,6 +27,8 @@ _ORDER_UNKNOWN = {"w13"}
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 _NORM_CLASS = re.compile(NORM)
 _DOWN = ("down_proj", "down", "w2")
+# Classes of gated layers whose weight has a name of any layer, such as timm's GluMlp and diffusers' GEGLU.
+_GATED_CLASS = re.compile("(Glu|GLU)(?![a-z])")
 _RECURRENT = (nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell)
 # Weights of state space models, such as Mamba, whose modules have a parameter of this name.
 _STATE_SPACE, _DECAYS = ("in_proj", "x_proj"), "A_log"
@@ -154,7 +156,7 @@ def _parts(name: str, p: Tensor, axis: int, owners: Sequence[nn.Module], cutting
     in_layer = len(layers) > 1 and bare_name(name).endswith(f"{leaf}.weight")  # a wrapper may be the whole model
     attention = layers[1] if in_layer else layers[0]
     if role is None or not (role == FUSED or _is_attention(name, layers, attention)):
-        return "matrix", (None, _several_in_one(name, rows // columns, layers))
+        return _of_a_layer(name, rows, columns, layers, cutting.gate_up)
     around = owners[owners.index(attention) :]
     rows_of_roles = {**rows_by_role(attention, axis), role: rows}
     return role, attention_parts(leaf, rows_of_roles, columns, around, cutting.config, cutting.heads)
@@ -170,6 +172,25 @@ def _gate_and_up(leaf: str, rows: int, owner: nn.Module, gate_up: bool) -> tuple
     if getattr(owner, "is_concatenated", not type(owner).__name__.startswith("GptOss")) is False:
         return _GATE_AND_UP, (None, "their rows alternate")
     return _GATE_AND_UP, ((rows // 2, rows // 2) if gate_up and rows % 2 == 0 else None, None)
+
+
+def _of_a_layer(name: str, rows: int, columns: int, layers: Sequence[nn.Module], gate_up: bool) -> tuple[str, Parts]:
+    """Return the role and the parts of a weight whose name shows neither, by the layers beside it.
+
+    A gated layer writes a gate and what it gates, of which the next layer reads the product, half as wide.
+    """
+    remark = _several_in_one(name, rows // columns, layers)
+    if remark is not None or len(layers) < 2 or not isinstance(layers[0], nn.Linear):
+        return "matrix", (None, remark)
+    linear = [layer for layer in map(layer_inside, layers[1].children()) if isinstance(layer, nn.Linear)]
+    read = [layer.in_features for layer in linear[linear.index(layers[0]) + 1 :]] if layers[0] in linear else []
+    writes_two = rows == 2 * read[0] if read else len(linear) == 1 and rows % 2 == 0
+    if writes_two and _GATED_CLASS.search(type(layers[1]).__name__):
+        return _GATE_AND_UP, ((rows // 2, rows // 2) if gate_up else None, None)
+    if writes_two and read and read[0] != columns:
+        remark = "the next layer reads half as many features as they write: if these are a gate and what it gates, give"
+        return "matrix", (None, f"{remark} split_rows in patterns")
+    return "matrix", (None, None)
 
 
 def _several_in_one(name: str, squares: int, layers: Sequence[nn.Module]) -> Optional[str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 from typing import Any, Collection, Iterable, Optional
 
 from torch import Tensor, nn
 
 from ..explain.table import Explanation
 from ..iteration import DTYPES
-from ..parameters.advice import Uncut, advice, left_out, remarks, uncut_lines
+from ..kernels.user_warnings import warn_user
+from ..parameters.advice import Uncut, advice, frozen_line, refused_line, remarks, uncut_lines
 from ..parameters.names import bare_name, unparametrized
 from ..parameters.roles import role_by_name
 from ..parameters.routing import UNDECIDED, Route, decide, unique_parameters
@@ -82,11 +84,11 @@ def groups_for(
     are (in, out). Modules decide before names: `nn.Embedding` is an embedding, `nn.LayerNorm` is a norm and no linear
     layer is, a `gate` beside experts is a router, a convolution is not a stack. The head is the one that methods of
     transformers' and timm's models return, or that a name shows, or else the last linear layer at the top level of the
-    network, with the reason `output_head:last_linear`. Vectors, norms, biases, scales and the names in
+    network, with the reason `output_head:last_linear`. Vectors, norms, biases, scales and the names and patterns in
     `model.no_weight_decay()` get no weight decay. Each group has a `role`, such as `queries` or `embedding`, by which
     you can find it to set its `lr`, and a `reason` for `explain()`. A group whose parameters may be stacks or
     convolutions has no branch yet: set `stacked` in it. Tied parameters come once, under their first name. Parameters
-    of other dtypes than floating-point ones, such as complex ones, are left out.
+    of other dtypes than floating-point ones, such as complex ones, are left out, with a warning.
 
     Args:
         config: an object or a dict with sizes that modules lack, by their names in transformers' configs, as in
@@ -122,7 +124,11 @@ def chosen_groups(
         rows.append(preview(names[:1], p, settings))
     by_pattern = {row.name for row in rows if row.reason.startswith("pattern:")}
     uncut = [each for each in chooser.uncut if each.name not in by_pattern]
-    notes = advice(rows) + remarks(rows) + uncut_lines(uncut) + left_out(all_named)
+    told = {row.name for row in rows if row.reason != UNDECIDED}
+    refused = refused_line(all_named)
+    notes = advice(rows, told) + remarks(rows) + uncut_lines(uncut) + frozen_line(all_named) + refused
+    for line in refused:
+        warn_user(line)
     return Groups(groups.values(), Explanation(rows, notes), uncut)
 
 
@@ -159,8 +165,9 @@ class _Chooser:
     def _decays(self, names: list[str], role: str) -> bool:
         if self._undecayed is not None:
             return names[0] not in self._undecayed
-        by_model = self._undecayed_by_model
-        return role not in ("vector", "norm", "bias", "scale") and by_model.isdisjoint(map(bare_name, names))
+        if role in ("vector", "norm", "bias", "scale"):
+            return False
+        return not any(fnmatchcase(bare_name(name), each) for name in names for each in self._undecayed_by_model)
 
     def _branch(self, names: list[str], p: Tensor, owners_by_name: list[list[nn.Module]]) -> tuple[str, str]:
         """Return the branch and the reason; `owners_by_name` are, for each name, the modules around the parameter."""
@@ -184,6 +191,8 @@ class _Chooser:
         depth = next((depth for depth, module in enumerate(owners_by_name[0]) if module in self._hidden), None)
         if depth is not None:  # in a hidden layer, although its name says head, router or norm
             names = [".".join(unparametrized(name).split(".")[-depth - 1 :]) for name in names]
+        if _is_row(p) and (role_by_name(names[0], tuple(p.shape)) or "").startswith("output_head"):
+            return "adamw", "output_head"
         return decide(names, p, None, stack_in(names[0], p, own_module))
 
     def _owners(self, name: str) -> list[nn.Module]:
@@ -203,7 +212,7 @@ def _embeds_patches(name: str, owners: list[nn.Module]) -> bool:
 
 
 def undecayed_names(model: nn.Module) -> Collection[str]:
-    """Return the names that `model.no_weight_decay()` returns; TypeError for anything but names."""
+    """Return the names, or patterns of names, that `model.no_weight_decay()` returns; TypeError for anything else."""
     names = getattr(model, "no_weight_decay", None)
     if names is None:
         return ()
@@ -215,7 +224,13 @@ def undecayed_names(model: nn.Module) -> Collection[str]:
 
 def _role(name: str, p: Tensor, reason: str) -> str:
     """Return the role of a parameter of the fallback: by its modules, else by its name, else routing's `reason`."""
-    if sum(size > 1 for size in p.shape) < 2:
+    is_row = _is_row(p) and reason.startswith(("embedding", "output_head"))
+    if sum(size > 1 for size in p.shape) < 2 and not is_row:
         return "vector"
     told = reason.startswith(("embedding", "output_head", "norm", "router"))
     return (reason if told else role_by_name(name, tuple(p.shape)) or reason).split(":")[0]
+
+
+def _is_row(p: Tensor) -> bool:
+    """Whether a parameter may be the weight of a head of one output or a table of one row, which decay as others do."""
+    return p.ndim > 1 and p.shape[0] == 1 < p.numel()

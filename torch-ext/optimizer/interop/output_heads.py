@@ -88,10 +88,14 @@ def _told(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _network(model: nn.Module) -> nn.Module:
-    """Return the module whose children are the parts of the network, without wrappers and single-child containers."""
+    """Return the module whose children are the parts of the network, without wrappers and single-child containers.
+
+    The only member of a list or a dict of modules is a block of a network, such as that of a stage of a pipeline.
+    """
     network = unwrapped(model)[-1]
     parts = _parts(network)
-    alone = len(parts) == 1 and not network._parameters and _parts(parts[0])
+    has_blocks = isinstance(network, (nn.ModuleList, nn.ModuleDict))
+    alone = len(parts) == 1 and not network._parameters and not has_blocks and _parts(parts[0])
     return _network(parts[0]) if alone else network
 
 

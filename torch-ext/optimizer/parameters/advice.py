@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from operator import attrgetter, itemgetter
-from typing import Any, Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Collection, Iterable, Mapping, NamedTuple, Sequence
 
 from torch import Tensor
 
@@ -63,10 +63,17 @@ def routed(groups: Sequence[Group], reasons: Mapping[Tensor, str]) -> list[Route
     ]
 
 
-def advice(routes: Iterable[Route], others: Sequence[Route] = ()) -> list[str]:
+def told_names(groups: Sequence[Group]) -> set[str]:
+    """Return the names of parameters whose group gives a reason for its branch, as `groups_for` does."""
+    return {name for group in groups if "reason" in group for name in names_of(group)}
+
+
+def advice(routes: Iterable[Route], told: Collection[str] = (), others: Sequence[Route] = ()) -> list[str]:
     """Return a line for each question that a user should decide about these parameters; empty if there is none.
 
-    `others` are those of the same optimizer about which a user has decided. They count in what Muon has of the whole.
+    `told` are the names of parameters whose modules were asked: they need no names that say something, and embeddings
+    and heads among them are no surprise. `others` are routes of the same optimizer about which a user has decided. They
+    count in what Muon has of the whole.
     """
     routes = list(routes)
     everything = [*others, *routes]
@@ -76,7 +83,7 @@ def advice(routes: Iterable[Route], others: Sequence[Route] = ()) -> list[str]:
     left = [route for route in matrices if _kind(route) in _BY_ROUTING]
     hidden = [route for route in left if _kind(route) not in _OUTER]
     lines = [f"{_described(undecided)}: {_STACK_OR_CONVOLUTION}"] if undecided else []
-    unnamed = _with_empty_names(routes)
+    unnamed = [route for route in _with_empty_names(routes) if route.name not in told]
     if unnamed:
         lines.append(_nameless(unnamed))
     share = muon / (muon + sum(route.elements for route in hidden)) if muon else 0.0
@@ -84,7 +91,7 @@ def advice(routes: Iterable[Route], others: Sequence[Route] = ()) -> list[str]:
         return lines
     if muon and share < LEAST_SHARE:
         lines.append(_little(f"{share:.1%} of the elements of hidden matrices", hidden))
-    elif left and not muon:
+    elif not muon and (hidden or any(route.name not in told for route in left)):
         lines.append(_little("no matrix", left))
     return lines
 
@@ -168,22 +175,31 @@ def still_uncut(uncut: Iterable[Uncut], groups: Sequence[Group]) -> list[Uncut]:
     return [each for each in known if any(now[each.name][key] == value for key, value in each.left_open.items())]
 
 
-def left_out(named: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """Return lines about parameters of a model that are frozen, or whose dtype Muon refuses; tied ones count once."""
+def frozen_line(named: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """Return a line if a model has frozen parameters; tied ones count once."""
+    frozen = [name for p, name in _first_names(named).items() if not p.requires_grad]
+    if not frozen:
+        return []
+    return [
+        f"frozen parameters are left out ({len(frozen)}, the first is {frozen[0]}): to train some of them later, "
+        "call groups_for before you freeze them. While frozen they cost no state"
+    ]
+
+
+def refused_line(named: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """Return a line if a model trains parameters of dtypes that Muon refuses, which nobody trains then."""
+    names = _first_names(named)
+    refused = [f"{name} ({p.dtype})" for p, name in names.items() if p.requires_grad and p.dtype not in DTYPES]
+    if not refused:
+        return []
+    return [f"left out: {listed(refused)}. Give them to a torch.optim.AdamW beside this optimizer"]
+
+
+def _first_names(named: Iterable[tuple[str, Tensor]]) -> dict[Tensor, str]:
     names: dict[Tensor, str] = {}
     for name, p in named:
         names.setdefault(p, name)
-    frozen = [name for p, name in names.items() if not p.requires_grad]
-    refused = [f"{name} ({p.dtype})" for p, name in names.items() if p.requires_grad and p.dtype not in DTYPES]
-    lines = []
-    if frozen:
-        lines.append(
-            f"frozen parameters are left out ({len(frozen)}, the first is {frozen[0]}): to train some of them later, "
-            "call groups_for before you freeze them. While frozen they cost no state"
-        )
-    if refused:
-        lines.append(f"left out: {listed(refused)}. Give them to a torch.optim.AdamW beside this optimizer")
-    return lines
+    return names
 
 
 def _little(what: str, left: Sequence[Route]) -> str:
@@ -199,8 +215,7 @@ def _little(what: str, left: Sequence[Route]) -> str:
 def _with_empty_names(routes: Sequence[Route]) -> list[Route]:
     """Return the matrices whose names do not show whether they are embeddings or heads.
 
-    A name is empty if it is a number, or `weight` alone beside the names of other layers. Where `groups_for` has found
-    a head, it has looked at the numbered layers, too.
+    A name is empty if it is a number, or `weight` alone beside the names of other layers.
     """
     names = [bare_name(route.name) for route in routes]
     has_layers = any("." in name for name in names) or names.count("weight") > 1

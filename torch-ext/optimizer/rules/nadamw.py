@@ -23,7 +23,7 @@ import torch
 from .adamw import adamw_
 from .fallback import FallbackRule, FallbackTensors
 from .scaling import UNSCALED, GradientScaling
-from .widened import have_one_dtype, update_widened_
+from .widened import fit_at_once, have_one_dtype, update_widened_
 
 
 def nadamw_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling = UNSCALED) -> None:
@@ -32,9 +32,14 @@ def nadamw_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScali
     Tensors may have any strides. If gradients overflowed, nothing changes. Each element of parameters and averages is
     rounded as by `adamw_`, an average twice while it becomes N.
     """
-    if not have_one_dtype(tensors, with_half=False):
-        update_widened_(nadamw_, tensors, rule, scaling)
-        return
+    if have_one_dtype(tensors, with_half=False) and fit_at_once(tensors):
+        _step_(tensors, rule, scaling)
+    else:
+        update_widened_(_step_, tensors, rule, scaling)
+
+
+def _step_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling) -> None:
+    """Take the step with tensors of one dtype; there are copies of averages, and of gradients while they are scaled."""
     gradients, averages = tensors.gradients, tensors.averages
     if scaling.grad_scale is not None:
         gradients = torch._foreach_div(gradients, scaling.grad_scale.reshape(()).to(gradients[0].dtype))

@@ -1,6 +1,6 @@
-"""Steps of parameters in wider copies of their tensors, where these have unlike dtypes or one that is not computed in.
+"""Steps of some parameters at a time, and of a part of a large one, so that there are copies of these alone.
 
-There are copies of a part of the parameters at a time, and of a part of a large one.
+Copies are wider where tensors have unlike dtypes, or one that is not computed in.
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ def have_one_dtype(tensors: FallbackTensors, with_half: bool) -> bool:
     return len(dtypes) == 1 and (with_half or dtypes.isdisjoint(HALF_DTYPES))
 
 
+def fit_at_once(tensors: FallbackTensors) -> bool:
+    """Whether there may be copies of all parameters at once."""
+    return sum(map(Tensor.numel, tensors.parameters)) <= WIDENED_AT_ONCE
+
+
 def update_widened_(
     update: FallbackUpdate,
     tensors: FallbackTensors,
@@ -46,7 +51,8 @@ def update_widened_(
 ) -> None:
     """Apply `update` to `tensors` in float32, or in float64 if parameters are; changes them in place, but no gradients.
 
-    With the lower halves of bfloat16 parameters, int16 `remainders`, nothing is rounded. Otherwise each element of
+    `update` gets tensors of that dtype themselves, and copies of others, of WIDENED_AT_ONCE elements together. With
+    the lower halves of bfloat16 parameters, int16 `remainders`, nothing is rounded. Otherwise each element of
     parameters and averages in half precision is rounded once.
     """
     for parts in runs_of(_parts(tensors, remainders), WIDENED_AT_ONCE):
