@@ -70,6 +70,19 @@ def test_state_that_is_asked_for_meanwhile_still_waits(kernel):
     assert all(same_bits(optimizer.state[params[name]], expected[name]) for name in ABSENT)
 
 
+def test_state_that_a_parameter_gets_meanwhile_is_kept(kernel):
+    """Not the one that waits."""
+    params, optimizer = alone(kernel)
+    take_steps(optimizer, params, [0])
+    out = take_out(optimizer, params)
+    optimizer.explain()
+    given = torch.ones_like(params["up.weight"])
+    optimizer.state[params["up.weight"]] = {"momentum_buffer": given}
+    optimizer.param_groups.extend(out)
+    optimizer.explain()
+    assert optimizer.state[params["up.weight"]]["momentum_buffer"] is given
+
+
 def test_a_group_that_comes_back_otherwise_can_be_mended_as_the_error_says(kernel):
     params, optimizer = alone(kernel, second_moment="rows")
     take_steps(optimizer, params, [0])
@@ -124,6 +137,20 @@ def test_a_plan_that_cannot_be_made_loses_no_state(kernel, monkeypatch, returnin
         optimizer.param_groups.extend(out)
     optimizer.explain()
     assert all(same_bits(optimizer.state[params[name]], expected[name]) for name in ABSENT)
+
+
+def test_state_that_is_deleted_after_such_a_plan_begins_anew(kernel, monkeypatch):
+    params, optimizer = alone(kernel)
+    take_steps(optimizer, params, range(2))
+    out = take_out(optimizer, params)
+    with monkeypatch.context() as patched:
+        patched.setattr(kernel.step.plan_cache, "make_plan", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            optimizer.explain()
+    optimizer.param_groups.extend(out)
+    del optimizer.state[params["wte.weight"]]
+    optimizer.explain()
+    assert [optimizer.state[params[name]]["step"] for name in ("wte.weight", "norm.weight")] == [0, 2]
 
 
 @pytest.mark.parametrize("steps_after", [0, 1])

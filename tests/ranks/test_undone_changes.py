@@ -129,19 +129,25 @@ CASES = {
 }
 
 
-def written_into(kernel, placements, is_new: bool) -> tuple[str, bool, str | None]:
-    """A new optimizer gets momentum, by `.data`; another one master weights, which it has since a change of its plan.
+def written_into(kernel, placements, how: str) -> tuple[str, bool, str | None]:
+    """A new optimizer gets momentum, by `.data`. Another one gets master weights, which it has since a change of its
+    plan: into the tensors that are there, or in others that take their place.
 
     Return the error of a step with unlike rates, whether what was written is still there, and the next step's error.
     """
     optimizer, named = made(kernel, placements, {}, torch.bfloat16)
-    if is_new:
-        local(optimizer.state[named["a.weight"]]["momentum_buffer"]).data.fill_(3.0)
+    state = optimizer.state[named["a.weight"]]
+    if how == "first step":
+        local(state["momentum_buffer"]).data.fill_(3.0)
     else:
         assert step(optimizer, named) is None
         optimizer.param_groups[0]["master_weights"] = "split"
         optimizer.explain()
-        optimizer.load_master_weights({"a.weight": torch.full_like(optimizer.master_weights()["a.weight"], 1.2345678)})
+        if how == "new plan":
+            masters = torch.full_like(optimizer.master_weights()["a.weight"], 1.2345678)
+            optimizer.load_master_weights({"a.weight": masters})
+        else:
+            state["remainder"] = torch.ones_like(state["remainder"])
     before = contents(optimizer, named)
     optimizer.param_groups[0]["lr"] = 0.2 if dist.get_rank() == 0 else 0.1
     error = step(optimizer, named)
@@ -151,10 +157,10 @@ def written_into(kernel, placements, is_new: bool) -> tuple[str, bool, str | Non
 
 
 @on_every_backend()
-@pytest.mark.parametrize("is_new", [True, False], ids=["first step", "new plan"])
+@pytest.mark.parametrize("how", ["first step", "new plan", "other tensors"])
 @pytest.mark.parametrize("placements", PLACEMENTS.values(), ids=PLACEMENTS)
-def test_what_was_written_into_the_state_stays(pools, placements, is_new):
-    for error, is_kept, later in pools(2).run(written_into, placements, is_new):
+def test_what_was_written_into_the_state_stays(pools, placements, how):
+    for error, is_kept, later in pools(2).run(written_into, placements, how):
         assert "'lr': 0.2" in error and "'lr': 0.1" in error
         assert is_kept and later is None
 
