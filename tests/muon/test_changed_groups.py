@@ -134,6 +134,20 @@ def test_a_parameter_that_stays_keeps_its_reason_when_one_before_it_goes(kernel)
     }
 
 
+def test_a_parameter_that_moves_to_the_next_group_gets_its_rate(kernel):
+    """Though all parameters are the same, in the same order."""
+    params = {f"{i}.weight": Parameter(torch.ones(8, 12)) for i in range(3)}
+    *moving, still = params.items()
+    optimizer = kernel.Muon([{"params": moving, "lr": 0.1}, {"params": [still], "lr": 0.0}])
+    take_steps(optimizer, params, [0])
+    first, second = optimizer.param_groups
+    for key in ("params", "param_names"):
+        second[key].insert(0, first[key].pop())
+    before = copy.deepcopy(params)
+    take_steps(optimizer, params, [1])
+    assert [torch.equal(p, before[name]) for name, p in params.items()] == [False, True, True]
+
+
 def saved(optimizer):
     return copy.deepcopy(optimizer.state_dict())
 
