@@ -31,7 +31,7 @@ def new_model():
     return nn.ModuleDict({**layers, "norm": nn.LayerNorm(8)})
 
 
-def optimizer_of(kernel, model, *apart, last=False):
+def optimizer_of(kernel, model, *apart, last=False, lr=0.02):
     """Give each layer that is `apart` a group of its own, with another rate and decay, before the others or `last`."""
     named = list(model.named_parameters())
     groups = [
@@ -39,7 +39,7 @@ def optimizer_of(kernel, model, *apart, last=False):
         for layer in apart
     ]
     others = {"params": [pair for pair in named if not pair[0].startswith(apart)]} if apart else {"params": named}
-    return kernel.Muon([others, *groups] if last else [*groups, others], lr=0.02, adamw_lr=0.01)
+    return kernel.Muon([others, *groups] if last else [*groups, others], lr=lr, adamw_lr=0.01)
 
 
 def load(file, model, optimizer, how, folder=None):
@@ -98,8 +98,9 @@ def test_the_first_parameter_of_a_group_may_be_the_one_whose_settings_count(kern
 @pytest.mark.parametrize("how", OPTIONS)
 @pytest.mark.parametrize("apart", [(), ("up",), ("up", "down")], ids=str)
 def test_the_same_groups_say_nothing(kernel, how, apart):
+    """Nor do they below, with a new rate: a schedule's is another one, too, when its run goes on."""
     model = new_model()
-    optimizer = optimizer_of(kernel, model, *apart)
+    optimizer = optimizer_of(kernel, model, *apart, lr=0.05)
     assert load(saved(kernel, how, *apart), model, optimizer, how) == []
 
 
@@ -117,7 +118,7 @@ def test_merged_groups_that_have_the_settings_of_this_optimizer_say_nothing(kern
 def test_a_group_that_is_split_says_nothing(kernel):
     """Each part has the settings with which it was saved."""
     model = new_model()
-    optimizer = optimizer_of(kernel, model, "up")
+    optimizer = optimizer_of(kernel, model, "up", lr=0.05)
     assert load(saved(kernel, "flattened"), model, optimizer, "flattened") == []
     assert {group["lr"] for group in optimizer.param_groups} == {0.02}
 
@@ -131,7 +132,7 @@ def test_a_parameter_that_the_file_does_not_have_was_in_no_other_group(kernel):
         file["param_groups"][0][key].remove("up.weight")
     options = StateDictOptions(strict=False)
     with pytest.warns(UserWarning, match="no state of up.weight") as caught:
-        set_optimizer_state_dict(model, optimizer_of(kernel, model), file, options=options)
+        set_optimizer_state_dict(model, optimizer_of(kernel, model, lr=0.05), file, options=options)
     assert len(caught) == 1
 
 
@@ -141,7 +142,7 @@ def test_names_of_none_of_the_parameters_say_nothing(kernel, names):
     model = new_model()
     file = saved(kernel, "by name")
     file["param_groups"][0]["param_names"] = names
-    assert load(file, model, optimizer_of(kernel, model), "by name") == []
+    assert load(file, model, optimizer_of(kernel, model, lr=0.05), "by name") == []
 
 
 def test_a_file_that_does_not_count_its_names_is_loaded(kernel):
@@ -150,4 +151,4 @@ def test_a_file_that_does_not_count_its_names_is_loaded(kernel):
     file = saved(kernel, "whole")
     for group in file["param_groups"]:
         group["sequence_lengths"] = group["sequence_lengths"].partition(", param_names")[0]
-    assert load(file, model, optimizer_of(kernel, model), "whole") == []
+    assert load(file, model, optimizer_of(kernel, model, lr=0.05), "whole") == []
