@@ -125,6 +125,17 @@ def test_offload_setting_is_live(kernel):
     assert same_bits(params, others)
 
 
+def test_the_dtype_that_momentum_gets_later_is_live(kernel):
+    both, optimizers = pair(kernel)
+    for own, optimizer in zip(both, optimizers):
+        take_steps(optimizer, own, [0])
+        for group in optimizer.param_groups:
+            group["momentum_dtype"] = "bfloat16"
+        take_steps(optimizer, own, range(1, 3))
+    assert {buffer.dtype for buffer in momentum_of(optimizers[1], both[1]).values()} == {torch.bfloat16}
+    assert same_bits(*both)
+
+
 def test_groups_differing_in_offload_share_no_batch(kernel, monkeypatch):
     monkeypatch.setattr(kernel.plan.batches, "_length", lambda *_: 4)
     params = [Parameter(torch.ones(8, 8)) for _ in range(4)]
