@@ -112,10 +112,13 @@ def test_all_that_a_kernel_is_compiled_for_is_told_apart(launch_cache):
     unaligned = torch.empty(2 * 64 * 64 + 1)[1:].view(2, 64, 64)
 
     def geometries() -> list:
-        A, D, C = new(), new(), new()
+        A, B, D, C = new(), new(), new(), new()
         cases = [(A, None, C), (A, None, C.mT), (A, None, unaligned), (A.bfloat16(), None, C.bfloat16())]
         cases += [(A, D, C), (A, D.mT, C), (A, unaligned, C), (A.mT, None, C), (unaligned, None, C)]
-        return [launch_cache._geometry(A, A.mT, D, C) for A, D, C in cases]
+        of_two = [(A, B), (A.mT, B.mT), (A, unaligned)]  # others lie as A and A.mT do
+        return [launch_cache._geometry(A, A.mT, D, C) for A, D, C in cases] + [
+            launch_cache._geometry(A, B, None, C) for A, B in of_two
+        ]
 
     found = geometries()
     assert len(set(found)) == len(found) and geometries() == found
