@@ -115,6 +115,11 @@ def test_a_chunk_is_full_where_most_is(kernel):
     assert list(kernel.plan.owners.chunks_by_size(items, EVERYBODY, 20)) == [[0, 1, 2, 3], [4]]
 
 
+def test_places_take_turns_among_equals_however_much_larger_work_one_has(kernel):
+    items = [Work(9, 1, 1, "here")] * 2 + [Work(8, 1, 1, "here")] * 2 + [Work(8, 1, 1, "there")] * 2
+    assert list(kernel.plan.owners.chunks_by_size(items, EVERYBODY, 100)) == [[0, 1, 2, 4, 3, 5]]
+
+
 @pytest.mark.parametrize("ranks", [2, 8, 64, 1024])
 @pytest.mark.parametrize("megabytes, gigaflops", [(0.01, 1), (10, 100), (100, 3000), (1000, 60_000), (1000, 1), (0, 5)])
 def test_useful_chunks_take_the_least_time(kernel, ranks, megabytes, gigaflops):
@@ -223,6 +228,17 @@ def test_a_batch_of_sums_packs_at_most_chunk_bytes_or_one_matrix(kernel, device,
         vars(matrix.parameter).update(family="one", device=torch.device(device))
     (batches,) = kernel.plan.gram_sums.plan_sums(matrices, 0, chunk_bytes)
     assert [len(batch.matrices) for batch in batches] == expected
+
+
+def test_matrices_of_unlike_families_share_no_batch_of_sums(kernel):
+    """A batch has one momentum, one eps and one schedule."""
+    layout = inside.layout(kernel, (6, 400), [4], range(4), [(1, 1)])
+    shards = inside.shards(kernel, inside.matrix_view(kernel, (6, 400)), layout)
+    matrices = [inside.matrix(kernel, number, 0, shards) for number in range(3)]
+    for matrix, family in zip(matrices, ("one", "other", "one")):
+        vars(matrix.parameter).update(family=family, device=torch.device("cuda"))
+    (batches,) = kernel.plan.gram_sums.plan_sums(matrices, 0, None)
+    assert [batch.matrices for batch in batches] == [(matrices[0], matrices[2]), (matrices[1],)]
 
 
 def test_a_rank_packs_at_most_the_limit_where_rows_do_not_divide_evenly(kernel):
