@@ -69,6 +69,19 @@ def test_state_that_is_replaced_by_one_of_another_size_is_refused(kernel, name, 
     optimizer.step()
 
 
+@pytest.mark.parametrize("name, key", [("up.weight", "momentum_buffer"), ("wte.weight", "exp_avg")])
+def test_state_that_is_replaced_by_another_view_of_it_is_refused(kernel, name, key):
+    """It has the same address, bytes and dtype."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, params, [0])
+    state = optimizer.state[params[name]]
+    state[key] = state[key].view(*reversed(state[key].shape))
+    set_gradients(params, 1)
+    with pytest.raises(ValueError, match=f"state {key} of {name} has shape"):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("removed", [("step",), ("exp_avg",), ("exp_avg_sq",), ("step", "exp_avg")], ids=", ".join)
 def test_a_part_of_the_state_of_adamw_is_refused(kernel, removed):
     """Averages of zero beside a count of many steps would make the next update too large, or too small."""

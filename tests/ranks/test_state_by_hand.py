@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from tests.support.pieces import mesh_of
 from tests.support.rank_pool import device_of_ranks
@@ -46,3 +46,21 @@ def step_with_a_whole_average_of_a_scalar(kernel):
 def test_the_state_of_a_scalar_that_torch_has_left_whole_is_refused_with_a_way_out(pools):
     """As `set_optimizer_state_dict` does with `full_state_dict=True`."""
     pools(2).run(step_with_a_whole_average_of_a_scalar)
+
+
+def step_with_momentum_of_other_rows(kernel):
+    mesh = mesh_of((2, 2))
+    p = nn.Parameter(distribute_tensor(torch.ones(8, 12, device=device_of_ranks()), mesh, [Shard(0), Replicate()]))
+    optimizer = kernel.Muon([("up.weight", p)])
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    before, state = p.to_local().detach().clone(), optimizer.state[p]
+    state["momentum_buffer"] = state["momentum_buffer"].redistribute(mesh, [Replicate(), Shard(0)])
+    with pytest.raises(ValueError, match=r"state momentum_buffer of up\.weight has placements"):
+        optimizer.step()
+    assert bits_equal(p.to_local().detach(), before)
+
+
+def test_momentum_that_lies_on_ranks_otherwise_is_refused(pools):
+    """Each rank's part has the same shape, and two ranks have each other's."""
+    pools(4).run(step_with_momentum_of_other_rows)
