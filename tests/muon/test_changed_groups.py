@@ -223,6 +223,17 @@ def test_a_step_is_captured_only_if_every_group_asks_for_it(kernel, monkeypatch)
         optimizer.step()
 
 
+def test_a_captured_step_cannot_be_asked_for_later(kernel):
+    """The tracer of torch.compile sets it, where parameters are on a GPU."""
+    params = named_parameters()
+    optimizer = kernel.Muon(params.items())
+    set_gradients(params, 0)
+    for action in (optimizer.step, optimizer.explain):
+        optimizer.param_groups[0]["capturable"] = True
+        action()
+        assert optimizer.param_groups[0]["capturable"] is False
+
+
 @pytest.mark.parametrize("value, error", [(3.0, TypeError), ("3", TypeError), (None, TypeError), (-1, ValueError)])
 @pytest.mark.parametrize("rounds", [False, True])
 def test_an_impossible_rounding_step_raises_before_anything_moves(kernel, rounds, value, error):
