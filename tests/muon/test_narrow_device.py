@@ -168,8 +168,11 @@ MODES = ["decoupled", "independent", "cautious", "corrected"]
 @pytest.mark.parametrize("number, kinds", list(enumerate(itertools.product(NUMBERS, NUMBERS))), ids=str)
 @pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
 def test_numbers_in_tensors_are_read_wherever_they_are(run, number, kinds, fallback):
-    """As numbers of Python are: all pairs of kinds, and each mode of decay with at least two of them."""
-    lr, decay = (functools.partial(NUMBERS[kind], value) for kind, value in zip(kinds, (LR, 0.1)))
+    """As numbers of Python are: all pairs of kinds, and each mode of decay with at least two of them.
+
+    The decay has a dimension: torch multiplies numbers without one wherever they are.
+    """
+    lr, decay = (functools.partial(NUMBERS[kind], value) for kind, value in zip(kinds, (LR, [0.1])))
     settings = {"decay_mode": MODES[number % 4], "fallback": fallback}
     narrow = run("mps", {"lr": lr, "weight_decay": decay, **settings})
     wide = run(None, {"lr": LR, "weight_decay": 0.1, **settings})

@@ -183,10 +183,14 @@ def test_what_a_scheduler_sets_is_saved_as_a_plain_number(kernel, number):
 @pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
 @pytest.mark.parametrize("decay_mode", ["decoupled", "independent", "cautious", "corrected"])
 def test_a_tensor_of_one_element_may_have_any_shape(kernel, fallback, decay_mode):
-    """As in torch, also beside one of no dimension; what a step computes of both has the same bits."""
+    """As in torch, also beside one of no dimension in a batch; what a step computes of both has the same bits."""
     results = []
     for shape in ((), (1,), (1, 1)):
-        params = named_parameters()
+        params = {
+            **named_parameters(),
+            "gate.bias": Parameter(torch.ones(24)),
+            "gate.weight": Parameter(torch.ones(24, 12)),
+        }
         numbers = dict(lr=torch.full(shape, 0.02), weight_decay=torch.full(shape, 0.1))
         groups = [{"params": [pair], **(numbers if i % 2 else {})} for i, pair in enumerate(params.items())]
         optimizer = kernel.Muon(groups, lr=torch.tensor(0.02), adamw_lr=0.003, decay_mode=decay_mode, fallback=fallback)
