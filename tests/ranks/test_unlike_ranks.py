@@ -196,6 +196,19 @@ def test_ranks_may_differ_in_groups_of_equal_settings_and_in_whom_they_share_cop
     assert all(torch.equal(*pair) for one, other in zip(unlike, usual) for pair in zip(one, other, strict=True))
 
 
+def trained_in_order(kernel, unlike: bool):
+    on = [init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"], mesh_of((4,))]
+    named = [(f"{i}.weight", on_mesh(random(12, 8, seed=i), Shard(0), each)) for i, each in enumerate(on)]
+    is_other = unlike and dist.get_rank() == 0
+    return trained(kernel, [p for _, p in named], named[::-1] if is_other else named)
+
+
+def test_ranks_may_list_what_they_share_with_some_and_with_all_in_unlike_orders(pools):
+    """Their messages have one order all the same."""
+    unlike, usual = (pools(4).run(trained_in_order, is_unlike) for is_unlike in (True, False))
+    assert all(torch.equal(*pair) for one, other in zip(unlike, usual) for pair in zip(one, other, strict=True))
+
+
 def converted_momentum_of_others(kernel):
     """The first rank alone has the matrix; return its form on each rank, there and back."""
     p = on_mesh(random(12, 128, seed=0), Shard(0), DeviceMesh("cpu", [0]))
