@@ -77,6 +77,14 @@ def test_kept_norms_give_the_bits_of_one_process(kernel, pools, name, work):
 
 
 @on_every_backend()
+@pytest.mark.parametrize("name", ["hsdp", "replicated within"])
+def test_kept_norms_of_copies_that_share_the_work_give_the_bits_of_one_process(kernel, pools, name):
+    """One copy sends its matrices to their owners, and all get new ones."""
+    specs = tuple(Spec(f"blocks.{i}.up.weight", (96, 64), LAYOUTS[name]) for i in range(4))
+    assert_as_alone(kernel, pools, Case(specs, {"experimental_hyperball": True, "ns_dtype": "float32"}))
+
+
+@on_every_backend()
 @pytest.mark.parametrize("seed", range(6))
 def test_mixed_layouts_give_the_bits_of_one_process(kernel, pools, seed):
     draw = random.Random(seed)
