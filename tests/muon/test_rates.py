@@ -25,6 +25,7 @@ from tests.support.small_model import named_parameters, same_bits, state_of, tak
         ({"lr": None, "adamw_lr": None}, dict(lr=0.25, adamw_lr=0.5), TypeError),
         ({"use_muon": False}, dict(lr=0.25, adamw_lr=0.5), (0.25, 2.0)),
         ({"use_muon": False, "lr": 0.75}, dict(lr=0.25, adamw_lr=0.5), (0.75, 1.0)),
+        ({"adamw_lr": None}, dict(lr=0.25, adamw_lr=0.5), (0.25, 2.0)),
         ({"lr_factor": 4, "adamw_lr": 1.5}, dict(lr=0.25), (0.25, 4.0)),
         ({}, dict(lr=torch.tensor(0.25), adamw_lr=0.5), (0.25, 2.0)),
         ({}, dict(lr=0.25, adamw_lr=torch.tensor(0.5)), (0.5, 1.0)),
@@ -252,5 +253,6 @@ def test_a_number_beside_parameters_of_two_devices_is_refused(kernel):
         params = [torch.empty(2, device=device) for device in ("cuda", "cpu")]
         number = torch.empty((), device="cuda")
         check({"params": params[:1], "lr": number, "weight_decay": 0.1})
+        check({"params": [params[0], torch.empty(2, device="meta")], "lr": number, "weight_decay": 0.1})
         with pytest.raises(ValueError, match="parameters of its group are on cpu, cuda:0"):
             check({"params": params, "lr": number, "weight_decay": 0.1})

@@ -73,6 +73,18 @@ def test_independent_decay_that_takes_much_in_every_step_is_a_warning(kernel, as
         optimizer.add_param_group(late_group(weight_decay=0.1))
 
 
+def test_a_hundredth_in_every_step_is_much(kernel):
+    with pytest.warns(UserWarning, match=r"weight_decay=0\.01 with decay_mode='independent' removes 1 % of"):
+        kernel.Muon(named_parameters().items(), decay_mode="independent", weight_decay=0.01)
+
+
+def test_a_decay_on_a_device_is_not_read(kernel):
+    """To read it would wait for the device; here it cannot be read at all."""
+    group = kernel.Muon(named_parameters().items(), decay_mode="independent", weight_decay=0.0).param_groups[0]
+    group["weight_decay"] = torch.empty((), device="meta")
+    assert kernel.parameters.rates.fast_decay([group]) == []
+
+
 @pytest.mark.parametrize(
     "settings",
     [
