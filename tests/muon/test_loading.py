@@ -32,6 +32,16 @@ def test_torchs_checkpoints_are_loaded_by_name_in_any_order(kernel, flat):
         assert all(torch.equal(value, other.state[p][key]) for key, value in optimizer.state[p].items())
 
 
+def test_torchs_checkpoints_of_torchs_muon_are_loaded_by_name(kernel):
+    """They have no dtype of momentum."""
+    model = nn.Sequential(nn.Linear(6, 8, bias=False))
+    theirs, ours = torch.optim.Muon(model.parameters(), lr=0.1), kernel.Muon(model.named_parameters())
+    take_steps(theirs, dict(model.named_parameters()), [0])
+    set_optimizer_state_dict(model, ours, get_optimizer_state_dict(model, theirs))
+    p = model[0].weight
+    assert torch.equal(ours.state[p]["momentum_buffer"], theirs.state[p]["momentum_buffer"])
+
+
 def test_a_parameter_of_another_branch_has_no_state_in_a_file_that_names_parameters(kernel):
     """torch puts an empty dict in the place of what a file lacks."""
     model, options = (
