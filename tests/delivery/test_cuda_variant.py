@@ -21,18 +21,20 @@ from tools.lint import hopper
 from tools.pins.verify import faults
 
 ARCHS = ["sm_100", "sm_75", "sm_80", "sm_90"]
+HOPPER_ARCH = "sm_90a"
+HOPPER_KERNELS = 6  # two dtypes by three orders of operands
 # Two operations, each in float and in double: one of them also with remainders, and in float without what is rare; the
 # other also in 8 bits. One for each size of the elements that are copied. A norm's two, and the division by it, both
 # also for lines.
 KERNELS = 17
 # The most bytes of a thread on the stack. In float a thread moves 16 elements, each of at least 10 bytes: 24 are less
-# than a sixth of that. Double is rare: its bound is what the compiler keeps there, to notice more.
-STACK = {False: 24, True: 104}
+# than a sixth of that. Double is rare: its bound is what the compiler keeps there, to notice more. So is that of 10.0,
+# whose compiler keeps a quarter there where tensors lie along unlike lines, and nothing where it is given registers for
+# four blocks. But five have more loads on their way, which the accesses that are usual need.
+STACK, STACK_IN_DOUBLE = {"sm_100": 40, "sm_75": 24, "sm_80": 24, "sm_90": 24}, 104
 # They load and store single elements of square tiles, or sum what is left of them.
 BY_TILES = ("sum_squares", "sum_lines", "take_roots", "scale_tiles", "scale_lines", "pack_codes")
 LOADING_TILES = ("sum_squares", "sum_lines", "scale_tiles", "scale_lines")
-HOPPER_ARCH = "sm_90a"
-HOPPER_KERNELS = 6  # two dtypes by three orders of operands
 
 
 def what_is_missing() -> str:
@@ -90,10 +92,13 @@ def test_library_has_machine_code_and_ptx_for_newer_archs(look):
 
 def test_kernels_keep_little_of_a_thread_on_the_stack(look):
     """Bounds on blocks (tiles.cuh) push some registers there, into the first cache; tensors move past it."""
-    used = re.findall(r"Function (\S+):\s+REG:\d+ STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", look("-res-usage"))
-    assert len(used) == KERNELS * len(ARCHS) + HOPPER_KERNELS
-    assert all(local == "0" for _, _, local in used)
-    assert [name for name, stack, _ in used if int(stack) > STACK[in_double(name)]] == []
+    for arch, most in STACK.items():
+        usage = look("-arch", arch, "-res-usage")
+        used = re.findall(r"Function (\S+):\s+REG:\d+ STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage)
+        assert len(used) == KERNELS + (HOPPER_KERNELS if arch == "sm_90" else 0)  # whose 9.0a is shown with 9.0
+        assert all(local == "0" for _, _, local in used)
+        bounds = {name: STACK_IN_DOUBLE if in_double(name) else most for name, _, _ in used}
+        assert [name for name, stack, _ in used if int(stack) > bounds[name]] == []
 
 
 def test_kernels_load_and_store_16_bytes_at_once(look):
