@@ -2,7 +2,6 @@
 
 import copy
 import warnings
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -115,58 +114,6 @@ def test_a_decision_ends_the_warning(kernel, use_muon, why):
 
 def test_vectors_alone_need_no_advice(kernel):
     assert warned(lambda: kernel.Muon(parameters(scale=(64,), one=(1, 64))))[0] == []
-
-
-def test_what_no_name_tells_is_not_counted_twice(kernel):
-    lines, _ = warned(lambda: kernel.Muon(parameters(a__w=(8, 16, 12), up=(8, 8))))
-    assert len(lines) == 1 and "stacks of matrices" in lines[0]
-
-
-def test_matrices_without_names_are_said_once_with_what_to_write(kernel):
-    params = list(named_parameters().values())
-    (line,), optimizer = warned(lambda: kernel.Muon(params))
-    assert line.startswith("3 parameters (1,056 elements), such as param_0 (40, 12): matrices without names")
-    assert "Muon(model.named_parameters())" in line and "Muon(groups_for(model))" in line
-    assert noted(optimizer.explain()) == kernel.route(params).notes == [line]
-    assert warned(optimizer.explain)[0] == []
-    (line,), _ = warned(lambda: optimizer.add_param_group({"params": [Parameter(torch.zeros(8, 8))]}))
-    assert line.startswith("param_5 (8, 8): matrices without names")
-
-
-def test_groups_whose_modules_were_asked_need_no_names(kernel):
-    """As in a list of tensors for ZeroRedundancyOptimizer. Tables and heads alone, as in a stage, are no surprise."""
-    model = nn.ModuleDict({"up": nn.Linear(16, 32), "mid": nn.Linear(32, 32), "out": nn.Linear(32, 8)})
-    groups = kernel.groups_for(model)
-    nameless = [{**group, "params": [p for _, p in group["params"]]} for group in groups]
-    table = kernel.groups_for(nn.ModuleDict({"words": nn.Embedding(64, 16)}))
-    for made in (nameless, table):
-        lines, optimizer = warned(partial(kernel.Muon, made))
-        assert lines == noted(optimizer.explain()) == []
-    (line,), _ = warned(lambda: kernel.Muon([p for group in nameless for p in group["params"]]))
-    assert "matrices without names" in line
-    (line,), _ = warned(lambda: kernel.Muon([("embedding.weight", table[0]["params"][0][1])]))
-    assert "no matrix" in line
-
-
-def test_names_in_a_sequence_of_modules_say_nothing_and_the_modules_do(kernel):
-    model = nn.Sequential(nn.Embedding(100, 16), nn.Linear(16, 32), nn.Linear(32, 100))
-    (line,), _ = warned(lambda: kernel.Muon(model.named_parameters()))
-    assert line.startswith("3 parameters (5,312 elements), such as 2.weight (100, 32): matrices without names, or with")
-    assert warned(lambda: kernel.Muon(kernel.groups_for(model)))[0] == []
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda kernel, p: kernel.Muon([{"params": [p], "use_muon": True}]),
-        lambda kernel, p: kernel.Muon([p], is_muon=lambda name, p: True),
-        lambda kernel, p: kernel.Muon([{"params": [p], "param_names": ["w"]}]),
-        lambda kernel, p: kernel.Muon([Parameter(torch.zeros(8))]),
-    ],
-    ids=["use_muon", "is_muon", "param_names", "a vector"],
-)
-def test_names_that_decide_nothing_are_not_missed(kernel, make):
-    assert warned(lambda: make(kernel, Parameter(torch.ones(8, 8))))[0] == []
 
 
 @pytest.mark.parametrize("keys", [("expert",), ("*experts*",), ("experts", "w1")], ids=str)

@@ -214,26 +214,6 @@ def test_an_empty_group_has_the_branch_that_it_asks_for(kernel):
     assert [group["use_muon"] for group in optimizer.param_groups[-3:]] == [True, False, False]
 
 
-def test_a_step_is_captured_only_if_every_group_asks_for_it(kernel, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    optimizer = kernel.Muon(named_parameters().items(), capturable=True)
-    optimizer.add_param_group({"params": [("more.bias", Parameter(torch.ones(4)))], "capturable": False})
-    with pytest.raises(RuntimeError, match="only with Muon"):
-        optimizer.step()
-
-
-def test_a_captured_step_cannot_be_asked_for_later(kernel):
-    """The tracer of torch.compile sets it, where parameters are on a GPU."""
-    params = named_parameters()
-    optimizer = kernel.Muon(params.items())
-    set_gradients(params, 0)
-    for action in (optimizer.step, optimizer.explain):
-        optimizer.param_groups[0]["capturable"] = True
-        action()
-        assert optimizer.param_groups[0]["capturable"] is False
-
-
 @pytest.mark.parametrize("value, error", [(3.0, TypeError), ("3", TypeError), (None, TypeError), (-1, ValueError)])
 @pytest.mark.parametrize("rounds", [False, True])
 def test_an_impossible_rounding_step_raises_before_anything_moves(kernel, rounds, value, error):

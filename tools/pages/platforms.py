@@ -197,13 +197,9 @@ def page() -> str:
     headings = ("system", "torch for", f"torch {NEW[0]} or newer", f"torch {OLD[-1]}")
     rows = [(each.place, each.built_for, cell(taken(each, NEW)), cell(taken(each, OLD))) for each in EVERY]
     introduction = INTRODUCTION.format(version=kernels.__version__, oldest=OLD[0], newest=NEW[-1], cost=cost())
-    sections = NVIDIA.format(archs=", ".join(archs())), WITHOUT_FLOAT64, where_nothing_fits()
+    archs = ", ".join(read_tables(ROOT)["kernel"]["optimizer_cuda"]["cuda-capabilities"])
+    sections = NVIDIA.format(archs=archs), WITHOUT_FLOAT64, where_nothing_fits()
     return "\n".join([introduction, table(headings, rows) + "\n", *sections])
-
-
-def archs() -> list[str]:
-    """Return the compute capabilities that build.toml names for the kernels of CUDA."""
-    return read_tables(ROOT)["kernel"]["optimizer_cuda"]["cuda-capabilities"]
 
 
 def cost() -> str:
