@@ -160,8 +160,6 @@ NUMBERS = {
     "float32 on the CPU": lambda value, device: torch.tensor(value),
     "float32 on the device": lambda value, device: torch.tensor(value).to(device),
 }
-
-
 MODES = ["decoupled", "independent", "cautious", "corrected"]
 
 

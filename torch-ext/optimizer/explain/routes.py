@@ -129,8 +129,8 @@ def _memory(plan: Plan) -> list[str]:
         if device.type not in ("cpu", "meta"):
             most[device] = max(most.get(device, 0), bytes_of_chain(batches))
     return [
-        f"memory: at any time a step takes at most about {bytes_text(count)} of {device} beside parameters, gradients "
-        "and state (an estimate)"
+        f"memory: for matrices a step takes at any time at most about {bytes_text(count)} of {device} beside "
+        "parameters, gradients and state (an estimate)"
         for device, count in most.items()
     ]
 
