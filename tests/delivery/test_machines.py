@@ -127,11 +127,13 @@ def test_a_cross_compiler_makes_a_variant_of_the_other_machine(imported_toy, tmp
 
 @pytest.mark.skipif(bool(MISSING_FOR_CUDA), reason=MISSING_FOR_CUDA)
 def test_nvcc_makes_the_same_code_for_gpus_beside_another_processor(toy, tmp_path, monkeypatch):
-    """nvcc has the cross compiler compile what runs on the CPU, with the toolkit's headers of this machine."""
-    monkeypatch.delenv("CXX", raising=False)
+    """nvcc has the cross compiler compile what runs on the CPU, here behind a launcher, with this machine's headers."""
     (toy / "toy_cuda/toy.cu").write_text("#include <cuda/std/tuple>\n" + (toy / "toy_cuda/toy.cu").read_text())
     commit(toy)
-    made = [variants.build_variants(toy, ["cuda"], tmp_path / name, name)[0] for name in machines.PROCESSORS]
+    made = []
+    for name in machines.PROCESSORS:
+        monkeypatch.setenv("CXX", f"env {'g++' if name == HERE else f'{name}-linux-gnu-g++'} -pipe")
+        made += variants.build_variants(toy, ["cuda"], tmp_path / name, name)
     assert [built.path.name for built in made] == [f"torch-stable-abi211-cu130-{n}-linux" for n in machines.PROCESSORS]
     libraries = [next(built.path.glob("*.so")) for built in made]
     codes = [code_for_gpus(*each, tmp_path) for each in zip(libraries, machines.PROCESSORS)]

@@ -195,7 +195,8 @@ def test_iteration_is_the_same_with_symmetric_products(kernel):
 def test_compiled_functions_accept_changing_sizes(kernel, monkeypatch, name, device, gain):
     """The second size makes dynamo trace with symbols in place of numbers."""
     sizes = () if gain is None else ((32, 64), (512, 512))
-    entries = [{"m": m, "k": k, "gain": gain} for m, k in sizes]
+    config = kernel.kernels.tuned.HOPPER._asdict()
+    entries = [{"m": m, "k": k, "gain": gain, **config} for m, k in sizes]
     monkeypatch.setattr(kernel.kernels.gains, "shipped_entries", lambda *_: entries)
     function = getattr(kernel, name)
     torch._dynamo.reset()

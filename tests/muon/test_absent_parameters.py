@@ -76,11 +76,11 @@ def test_state_that_a_parameter_gets_meanwhile_is_kept(kernel):
     take_steps(optimizer, params, [0])
     out = take_out(optimizer, params)
     optimizer.explain()
-    given = torch.ones_like(params["up.weight"])
-    optimizer.state[params["up.weight"]] = {"momentum_buffer": given}
+    theirs = torch.ones_like(params["up.weight"])
+    optimizer.state[params["up.weight"]] = {"momentum_buffer": theirs}
     optimizer.param_groups.extend(out)
     optimizer.explain()
-    assert optimizer.state[params["up.weight"]]["momentum_buffer"] is given
+    assert optimizer.state[params["up.weight"]]["momentum_buffer"] is theirs
 
 
 def test_a_group_that_comes_back_otherwise_can_be_mended_as_the_error_says(kernel):

@@ -98,7 +98,7 @@ def test_the_first_parameter_of_a_group_may_be_the_one_whose_settings_count(kern
 @pytest.mark.parametrize("how", OPTIONS)
 @pytest.mark.parametrize("apart", [(), ("up",), ("up", "down")], ids=str)
 def test_the_same_groups_say_nothing(kernel, how, apart):
-    """Nor do they below, with a new rate: a schedule's is another one, too, when its run goes on."""
+    """A new rate does not count, since a schedule changes it, too."""
     model = new_model()
     optimizer = optimizer_of(kernel, model, *apart, lr=0.05)
     assert load(saved(kernel, how, *apart), model, optimizer, how) == []

@@ -36,6 +36,8 @@ def test_groups_whose_modules_were_asked_need_no_names(kernel):
     for made in (nameless, table):
         lines, optimizer = warned(partial(kernel.Muon, made))
         assert lines == noted(optimizer.explain()) == []
+    heads = kernel.groups_for(nn.ModuleDict({"lm_head": nn.Linear(16, 64, bias=False)}))
+    assert warned(lambda: optimizer.add_param_group(heads[0]))[0] == []
     (line,), _ = warned(lambda: kernel.Muon([p for group in nameless for p in group["params"]]))
     assert "matrices without names" in line
     (line,), _ = warned(lambda: kernel.Muon([("embedding.weight", table[0]["params"][0][1])]))

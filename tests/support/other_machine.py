@@ -1,4 +1,4 @@
-"""The machine that variants are made for and that this one is not."""
+"""The other machine that variants are made for."""
 
 from __future__ import annotations
 

@@ -72,6 +72,11 @@ MODELS = {
     "a critic": (sequence(16, 32, 1), {"2.weight": LAST}),
     "one block of a network, as a stage of a pipeline": (Model(layers=nn.ModuleDict({"7": BLOCK})), {}),
     "one block in a list": (Model(layers=nn.ModuleList([BLOCK])), {}),
+    "one sequence in a list": (Model(layers=nn.ModuleList([sequence(16, 32, 16)])), {}),
+    "one network in a list, as TorchRL's": (
+        Model(module=nn.ModuleList([Model(module=sequence(16, 32, 8)), nn.Identity()])),
+        {"module.0.module.2.weight": LAST},
+    ),
     "a network in a network": (
         Model(net=Model(up=linear(32, 16), mlp=sequence(32, 64, 8))), {"net.mlp.2.weight": LAST},
     ),

@@ -155,9 +155,9 @@ class Plain(nn.Module):
 @pytest.mark.parametrize(
     "inner, words",
     [
-        (StateSpace(), "matrix of a.in_proj.weight and 1 more are not cut, because state space models differ"),
-        (nn.LSTM(8, 16), "matrix of a.weight_ih_l0 and 1 more are not cut, because gates of recurrent layers"),
-        (nn.GRUCell(8, 16), "matrix of a.weight_ih and 1 more are not cut, because gates of recurrent layers"),
+        (StateSpace(), "rows of a.in_proj.weight and 1 more are not cut, because state space models differ"),
+        (nn.LSTM(8, 16), "rows of a.weight_ih_l0 and 1 more are not cut, because gates of recurrent layers"),
+        (nn.GRUCell(8, 16), "rows of a.weight_ih and 1 more are not cut, because gates of recurrent layers"),
         (nn.RNN(8, 16), None),
         (Plain(), None),
     ],

@@ -48,7 +48,7 @@ def test_explain_has_the_remarks_of_groups_for(kernel, later):
     take_steps(optimizer, dict(model.named_parameters()), range(1))
     found = said(later(kernel, optimizer).explain().notes)
     assert found == said(groups.choices.notes) and len(found) == 1
-    assert found[0].startswith("matrix of a.weight_ih_l0 and 1 more are not cut, because gates of recurrent layers")
+    assert found[0].startswith("rows of a.weight_ih_l0 and 1 more are not cut, because gates of recurrent layers")
 
 
 def test_groups_keep_their_keys(kernel):
@@ -126,7 +126,7 @@ def test_a_gated_layer_of_any_name_is_cut_where_its_class_says_so_and_else_remar
     assert cut == {"a.fc1.weight": (24, 24), "b.proj.weight": (24, 24)}
     (note,) = said(groups.choices.notes)
     assert note == (
-        "matrix of sizes.fc1.weight are not cut, because the next layer reads half as many features as they write: if "
+        "rows of sizes.fc1.weight are not cut, because the next layer reads half as many features as they write: if "
         "these are a gate and what it gates, give split_rows in patterns"
     )
     assert said(kernel.Muon(groups).explain().notes) == [note]
@@ -136,10 +136,29 @@ def test_a_gated_layer_of_any_name_is_cut_where_its_class_says_so_and_else_remar
     assert not any("split_rows" in group for group in whole)
 
 
+class SwiGLU(nn.Module):
+    """As timm's, with the gate in a layer of its own, and hidden features twice as many as others."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1_g, self.fc1_x, self.fc2 = nn.Linear(16, 32), nn.Linear(16, 32), nn.Linear(32, 16)
+
+
+class Odd(nn.Linear):
+    """A linear layer that does not say what it reads."""
+
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.weight, self.bias = nn.Parameter(torch.zeros(16, 32)), None
+
+
 def test_layers_that_read_the_same_are_no_gate(kernel):
     """The next layer reads as much as this one, and half as much as it writes, since both read the same."""
     beside = nn.ModuleDict({"a": nn.Linear(16, 32), "b": nn.Linear(16, 16), "c": nn.Linear(16, 16)})
-    assert not said(kernel.groups_for(nn.ModuleDict({"block": beside})).choices.notes)
+    odd = nn.ModuleDict({"a": nn.Linear(16, 32), "b": Odd()})
+    groups = kernel.groups_for(nn.ModuleDict({"block": beside, "mlp": SwiGLU(), "odd": odd, "out": nn.Linear(16, 8)}))
+    assert not said(groups.choices.notes)
+    assert not any("split_rows" in group for group in groups)
 
 
 def test_a_remark_stays_until_all_that_it_asks_for_is_given(kernel):
@@ -182,7 +201,7 @@ def test_sums_of_groups_have_the_remarks_of_both_models_and_parts_their_own(kern
 def test_weights_that_a_pattern_decides_are_not_remarked(kernel):
     groups = kernel.groups_for(gates(), patterns={"*_hh_*": {"split_rows": (16,) * 4}})
     (note,) = said(kernel.Muon(groups).explain().notes)
-    assert note.startswith("matrix of a.weight_ih_l0 are not cut")
+    assert note.startswith("rows of a.weight_ih_l0 are not cut")
 
 
 def test_groups_are_added_to_lists_alone_and_a_longer_copy_leaves_them_as_they_are(kernel):

@@ -15,8 +15,10 @@ def test_models_say_what_does_not_decay(kernel):
     model = Network()
     model.no_weight_decay = lambda: {"tok.weight"}
     assert decays(kernel, model)["tok.weight"] == 0.0 and decays(kernel, model)["gate.weight"] is None
-    model.no_weight_decay = lambda: {"t?k.*"}  # timm reads patterns, too
-    assert decays(kernel, model)["tok.weight"] == 0.0 and decays(kernel, model)["gate.weight"] is None
+    model.no_weight_decay = lambda: {"t?k.*", "up[0].weight"}  # timm reads patterns, too
+    model.add_module("up[0]", nn.Linear(8, 8))
+    decay = decays(kernel, model)
+    assert decay["tok.weight"] == decay["up[0].weight"] == 0.0 and decay["gate.weight"] is None
 
 
 def test_a_head_of_one_output_decays_as_any_head_does(kernel):
@@ -24,8 +26,10 @@ def test_a_head_of_one_output_decays_as_any_head_does(kernel):
     model = nn.ModuleDict({"up": nn.Linear(16, 32), "one": nn.Embedding(1, 16), "score": nn.Linear(32, 1)})
     model["scaled"] = nn.utils.parametrizations.weight_norm(nn.Linear(16, 32))
     model["token"] = nn.ParameterList([torch.zeros(1, 1, 16)])
+    model["score"].probe = nn.Parameter(torch.zeros(1, 1, 32))  # as in the heads of vision models
     roles = {name: group["role"] for group in kernel.groups_for(model) for name, _ in group["params"]}
     rows = {name: role for name, role in roles.items() if role in ("output_head", "embedding")}
     assert rows == {"score.weight": "output_head", "one.weight": "embedding"}
     assert {name for name, decay in decays(kernel, model).items() if decay is None} >= rows.keys()
-    assert roles["scaled.parametrizations.weight.original0"] == roles["token.0"] == roles["score.bias"] == "vector"
+    vectors = {"scaled.parametrizations.weight.original0", "token.0", "score.probe", "score.bias"}
+    assert {roles[name] for name in vectors} == {"vector"}

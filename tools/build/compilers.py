@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from tools.build.recipe import COMPILED, GENERATED_HEADER, Recipe
 from tools.build.source_tree import Revision
 
 CUDA_MAJOR = 13
+HOST_COMPILER = "host_compiler"
 CUDART = f"libcudart.so.{CUDA_MAJOR}"
 PYTHON_HEADERS = Path(sysconfig.get_path("include"))
 # Where the toolkit's installer puts nvcc; it leaves the PATH to the user.
@@ -135,6 +137,9 @@ def compile_library(job: Job) -> Path:
     job.work.mkdir(parents=True, exist_ok=True)
     (job.work / GENERATED_HEADER).write_text(REGISTRATION_H)
     (job.work / "glibc_shim.cpp").write_text(GLIBC_SHIM_CPP)
+    # nvcc takes the compiler's name without options. CXX may have some, or a launcher before it, such as ccache.
+    (job.work / HOST_COMPILER).write_text(f'#!/bin/sh\nexec {shlex.join(job.machine.compiler)} "$@"\n')
+    (job.work / HOST_COMPILER).chmod(0o755)
     sources = [source for source in job.recipe.sources if source.suffix in COMPILED]
     pairs = [(source, job.work / f"{number}.o") for number, source in enumerate(sources)]
     pairs.append((job.work / "glibc_shim.cpp", job.work / "glibc_shim.o"))
@@ -173,7 +178,7 @@ def _nvcc(job: Job) -> list[str | Path]:
     """
     if job.machine.is_here:
         return [job.cuda.nvcc]
-    return [job.cuda.nvcc, "-ccbin", job.machine.compiler[0], "-isystem", job.cuda.home / "include/cccl"]
+    return [job.cuda.nvcc, "-ccbin", job.work / HOST_COMPILER, "-isystem", job.cuda.home / "include/cccl"]
 
 
 def _definitions(job: Job) -> list[str]:

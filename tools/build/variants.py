@@ -10,7 +10,7 @@ have the same bytes, wherever the repository is (`rebuild.py` shows it).
 The variable CXX names the compiler; without it that is g++, and for another machine Debian's cross compiler. Clang can
 be named, too. Its variants are right, but take several times as long for momentum and descent: it makes no clones of
 functions for levels of x86-64. nvcc has a host compiler of its own, which its variable NVCC_CCBIN names; for another
-machine it calls the one that CXX names, without its options.
+machine it calls what CXX names.
 """
 
 from __future__ import annotations

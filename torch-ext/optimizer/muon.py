@@ -495,7 +495,7 @@ class Muon(Optimizer):
                 self._refresh()
                 added = self.param_groups[before:]
                 others = routed(self.param_groups[:before], self._reasons)
-                lines = advice(routed(added, reasons), told_names(added), others)
+                lines = advice(routed(added, reasons), told_names(self.param_groups), others)
                 lines += same_names(self.param_groups, added) + idle_keys(added, self.defaults["expert_keys"])
                 for line in lines + plain_parts(added) + fast_decay(added):
                     warn_user(line)  # raises if the user turns warnings into errors

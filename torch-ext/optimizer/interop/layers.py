@@ -183,11 +183,14 @@ def _of_a_layer(name: str, rows: int, columns: int, layers: Sequence[nn.Module],
     if remark is not None or len(layers) < 2 or not isinstance(layers[0], nn.Linear):
         return "matrix", (None, remark)
     linear = [layer for layer in map(layer_inside, layers[1].children()) if isinstance(layer, nn.Linear)]
-    read = [layer.in_features for layer in linear[linear.index(layers[0]) + 1 :]] if layers[0] in linear else []
-    writes_two = rows == 2 * read[0] if read else len(linear) == 1 and rows % 2 == 0
-    if writes_two and _GATED_CLASS.search(type(layers[1]).__name__):
-        return _GATE_AND_UP, ((rows // 2, rows // 2) if gate_up else None, None)
-    if writes_two and read and read[0] != columns:
+    following = linear[linear.index(layers[0]) + 1 :] if layers[0] in linear else []
+    read = [layer.in_features for layer in following if hasattr(layer, "in_features")]
+    if _GATED_CLASS.search(type(layers[1]).__name__):
+        # Where a separate gate is beside it, the next layer reads what this one does, not what it writes.
+        alone = len(linear) == 1 and rows % 2 == 0
+        if alone or (read and rows == 2 * read[0] and (len(read) == 1 or read[0] != columns)):
+            return _GATE_AND_UP, ((rows // 2, rows // 2) if gate_up else None, None)
+    elif read and rows == 2 * read[0] != 2 * columns:
         remark = "the next layer reads half as many features as they write: if these are a gate and what it gates, give"
         return "matrix", (None, f"{remark} split_rows in patterns")
     return "matrix", (None, None)

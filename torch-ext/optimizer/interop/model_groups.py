@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from typing import Any, Collection, Iterable, Optional
 
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from ..parameters.routing import UNDECIDED, Route, decide, unique_parameters
 from ..parameters.settings import OF_GROUPS
 from ..parameters.synonyms import wish_of
 from .layers import Cutting, check_cutting, cut_of, is_norm, stack_in
-from .output_heads import adapted, output_heads, unwrapped
+from .output_heads import adapted, layer_inside, output_heads, unwrapped
 from .patterns import Patterns, check_patterns, overruled
 from .previews import preview
 from .routers import shown_by_modules
@@ -142,13 +142,15 @@ class _Chooser:
         self._hidden = {*self._output_heads.before, *self._shown.hidden}
         self._undecayed = undecayed
         self._undecayed_by_model = {bare_name(name) for each in unwrapped(model) for name in undecayed_names(each)}
+        patterns = [translate(name) for name in self._undecayed_by_model if not {*"*?["}.isdisjoint(name)]
+        self._undecayed_pattern = re.compile("|".join(patterns) or "(?!)")
         self.uncut: list[Uncut] = []  # of all parameters so far
 
     def settings_of(self, names: list[str], p: Tensor) -> dict[str, Any]:
         """Return the settings of a parameter's group; `names` are all names of a tied parameter."""
         owners_by_name = [self._owners(name) for name in names]
         branch, reason = self._branch(names, p, owners_by_name)
-        settings: dict[str, Any] = {"role": _role(names[0], p, reason)}
+        settings: dict[str, Any] = {"role": _role(names[0], p, reason, owners_by_name[0][0])}
         if branch == "muon":
             cut = cut_of(names[0], p, owners_by_name[0], self._cutting)
             settings.update(cut.settings, role=cut.role if reason == "matrix" else reason)
@@ -167,7 +169,8 @@ class _Chooser:
             return names[0] not in self._undecayed
         if role in ("vector", "norm", "bias", "scale"):
             return False
-        return not any(fnmatchcase(bare_name(name), each) for name in names for each in self._undecayed_by_model)
+        bare = list(map(bare_name, names))
+        return self._undecayed_by_model.isdisjoint(bare) and not any(map(self._undecayed_pattern.fullmatch, bare))
 
     def _branch(self, names: list[str], p: Tensor, owners_by_name: list[list[nn.Module]]) -> tuple[str, str]:
         """Return the branch and the reason; `owners_by_name` are, for each name, the modules around the parameter."""
@@ -191,7 +194,7 @@ class _Chooser:
         depth = next((depth for depth, module in enumerate(owners_by_name[0]) if module in self._hidden), None)
         if depth is not None:  # in a hidden layer, although its name says head, router or norm
             names = [".".join(unparametrized(name).split(".")[-depth - 1 :]) for name in names]
-        if _is_row(p) and (role_by_name(names[0], tuple(p.shape)) or "").startswith("output_head"):
+        if _is_row(names[0], p, own_module) and (role_by_name(names[0], p.shape) or "").startswith("output_head"):
             return "adamw", "output_head"
         return decide(names, p, None, stack_in(names[0], p, own_module))
 
@@ -222,15 +225,17 @@ def undecayed_names(model: nn.Module) -> Collection[str]:
     return names
 
 
-def _role(name: str, p: Tensor, reason: str) -> str:
+def _role(name: str, p: Tensor, reason: str, owner: nn.Module) -> str:
     """Return the role of a parameter of the fallback: by its modules, else by its name, else routing's `reason`."""
-    is_row = _is_row(p) and reason.startswith(("embedding", "output_head"))
-    if sum(size > 1 for size in p.shape) < 2 and not is_row:
+    is_outer = reason.startswith(("embedding", "output_head"))
+    if sum(size > 1 for size in p.shape) < 2 and not (is_outer and _is_row(name, p, owner)):
         return "vector"
     told = reason.startswith(("embedding", "output_head", "norm", "router"))
     return (reason if told else role_by_name(name, tuple(p.shape)) or reason).split(":")[0]
 
 
-def _is_row(p: Tensor) -> bool:
-    """Whether a parameter may be the weight of a head of one output or a table of one row, which decay as others do."""
-    return p.ndim > 1 and p.shape[0] == 1 < p.numel()
+def _is_row(name: str, p: Tensor, owner: nn.Module) -> bool:
+    """Whether a parameter is the weight of a layer of one output or a table of one row, which are no vectors."""
+    is_layer = isinstance(layer_inside(owner), (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding, nn.EmbeddingBag))
+    is_weight = unparametrized(name).rpartition(".")[2] == "weight"
+    return is_layer and is_weight and p.ndim > 1 and p.shape[0] == 1 < p.numel()

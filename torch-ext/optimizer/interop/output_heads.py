@@ -88,15 +88,21 @@ def _told(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _network(model: nn.Module) -> nn.Module:
-    """Return the module whose children are the parts of the network, without wrappers and single-child containers.
-
-    The only member of a list or a dict of modules is a block of a network, such as that of a stage of a pipeline.
-    """
+    """Return the module whose children are the parts of the network, without wrappers and single-child containers."""
     network = unwrapped(model)[-1]
     parts = _parts(network)
-    has_blocks = isinstance(network, (nn.ModuleList, nn.ModuleDict))
-    alone = len(parts) == 1 and not network._parameters and not has_blocks and _parts(parts[0])
-    return _network(parts[0]) if alone else network
+    alone = len(parts) == 1 and not network._parameters and _parts(parts[0])
+    return _network(parts[0]) if alone and not _has_one_block(network) else network
+
+
+def _has_one_block(network: nn.Module) -> bool:
+    """Whether a list or a dict of modules has one member, which writes as many features as it reads.
+
+    It is a block, as in a pipeline's stage; the member of another list, such as an ensemble of one, is a network.
+    """
+    parts = _parts(network) if isinstance(network, (nn.ModuleList, nn.ModuleDict)) else []
+    sizes = _sizes(parts[0]) if len(parts) == 1 else []
+    return bool(sizes) and sizes[0][0] == sizes[-1][1]
 
 
 def _parts(module: nn.Module) -> list[nn.Module]:
@@ -197,6 +203,8 @@ def _last_layers(network: nn.Module) -> list[nn.Module]:
     """Return the last linear layers of `network`; an empty list if it does not end in one."""
     if type(network).__module__.startswith("torch.nn.") and not isinstance(network, (nn.Sequential, nn.ModuleList)):
         return []  # a layer of torch, or a container without an order
+    if _has_one_block(network):
+        return []
     if attribute(network, "base_model") is network:
         return []  # transformers marks models without a head like this
     parts, beside = _parts(network), []

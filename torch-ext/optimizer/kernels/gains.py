@@ -27,8 +27,8 @@ def gain_of(
     device: torch.device, dtype: torch.dtype, kernel: str, size: tuple[int, int], among: Optional[Ranks]
 ) -> Gain:
     """Return the measured gain of a kernel for a size: measured here, else the nearest shipped one."""
-    found = exact_or_nearest(*measured_sizes(device, dtype, kernel, among), *size)
-    return Gain() if found is None else Gain(found.entry["gain"], found.source)
+    known = exact_or_nearest(*measured_sizes(device, dtype, kernel, among), *size)
+    return Gain() if known is None else Gain(known.entry["gain"], known.source)
 
 
 def predicted(device: torch.device, dtype: torch.dtype, m: int, k: int) -> Gain:

@@ -165,9 +165,9 @@ def _cpu_products(
     if method == "gram_float32" and native_products.is_faster(dtype):
         able = [name for name in tables if name not in able and name not in failures] or able
     here, _ = measured_sizes(device, dtype, "cpu_products", circumstances.among)
-    for *measured, found in here:
-        if tuple(measured) == size and found.entry["products"] in able:  # a loop, as in `nearest_of`
-            return tables[found.entry["products"]]._replace(source=found.source)
+    for *measured, known in here:
+        if tuple(measured) == size and known.entry["products"] in able:  # a loop, as in `nearest_of`
+            return tables[known.entry["products"]]._replace(source=known.source)
     defaults = (name for name in (*_cpu_defaults(dtype, *size), "SINGLE", *able) if name in able)
     name = next((name for name in defaults if name not in failures), None)
     # A file may say that all have failed.

@@ -228,5 +228,5 @@ def launches_hopper_gemm(
     device: torch.device, dtype: torch.dtype, m: int, k: int, among: Optional[Ranks] = None
 ) -> bool:
     """Whether the compiled Hopper kernel is the fastest known symmetric product for m x k on this GPU."""
-    found = exact_or_nearest(*measured_sizes(device, dtype, "symmetric_gemm", among), m, k)
-    return found is not None and config_of(found.entry, Config) in COMPILED and is_built()
+    known = exact_or_nearest(*measured_sizes(device, dtype, "symmetric_gemm", among), m, k)
+    return known is not None and config_of(known.entry, Config) in COMPILED and is_built()

@@ -165,7 +165,8 @@ def remarks(routes: Iterable[Route]) -> list[str]:
 def uncut_lines(uncut: Iterable[Uncut]) -> list[str]:
     """Return a line for each role and remark, with the first of the weights."""
     alike = grouped(uncut, attrgetter("role", "remark"))
-    return [f"{each[0].role} of {listed([one.name for one in each], 1)} {each[0].remark}" for each in alike]
+    what = ["rows" if each[0].role == "matrix" else each[0].role for each in alike]
+    return [f"{w} of {listed([one.name for one in each], 1)} {each[0].remark}" for w, each in zip(what, alike)]
 
 
 def still_uncut(uncut: Iterable[Uncut], groups: Sequence[Group]) -> list[Uncut]:

@@ -51,9 +51,9 @@ def update_widened_(
 ) -> None:
     """Apply `update` to `tensors` in float32, or in float64 if parameters are; changes them in place, but no gradients.
 
-    `update` gets tensors of that dtype themselves, and copies of others, of WIDENED_AT_ONCE elements together. With
-    the lower halves of bfloat16 parameters, int16 `remainders`, nothing is rounded. Otherwise each element of
-    parameters and averages in half precision is rounded once.
+    `update` gets at most WIDENED_AT_ONCE elements of parameters at a time, or one row: tensors of that dtype
+    themselves, and copies of others. With the lower halves of bfloat16 parameters, int16 `remainders`, nothing is
+    rounded. Otherwise each element of parameters and averages in half precision is rounded once.
     """
     for parts in runs_of(_parts(tensors, remainders), WIDENED_AT_ONCE):
         _update_copies_(update, parts, rule, scaling)
