@@ -211,6 +211,34 @@ def test_a_plan_that_changes_on_one_rank_is_named(pools, what):
         assert re.search("'ns_steps': 3" if what == "a setting" else loaded, error)
 
 
+def plans_that_change_unlike(kernel, case: Case) -> tuple[str, bool]:
+    """All ranks change the plan with which they have met, rank 2 in another way; as on a GPU, which is not waited for.
+
+    Return the error of the next step, and whether equal plans go on.
+    """
+    with mock.patch.object(kernel.step.meeting.Meeting, "is_known", False):
+        optimizer, params = built(kernel, case)
+        for step, steps in enumerate((5, 3 if dist.get_rank() == 2 else 4, 4)):
+            optimizer.param_groups[0]["ns_steps"] = steps
+            set_gradients(case, params, step)
+            before = everything(optimizer, params)
+            if step == 1:
+                with pytest.raises(ValueError) as caught:
+                    optimizer.step()
+                assert all(map(torch.equal, before, everything(optimizer, params)))
+            else:
+                optimizer.step()
+        read_last_step(optimizer)
+        return str(caught.value), not any(map(torch.equal, before, everything(optimizer, params)))
+
+
+@on_every_backend()
+def test_plans_that_all_ranks_change_in_unlike_ways_are_named_at_once(pools):
+    """Though the ranks have met before: with unlike plans they would send messages of unlike lengths."""
+    for error, went_on in pools(4).run(plans_that_change_unlike, Case((SMALL,))):
+        assert went_on and "rank 2 has" in error and "'ns_steps': 3" in error
+
+
 def error_beside_a_copy(kernel, case: Case) -> str:
     """Rank 0 keeps a copy of the first optimizer, and then all make a second one."""
     first, params = built(kernel, case)
