@@ -6,17 +6,19 @@ In whole vectors the kernel computes an element from this element's numbers alon
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 SETTINGS = dict(lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, maximize=False)
 # Vectors, a matrix, some that end within a vector of the kernel, an empty one, and two too long to be joined.
 SHAPES = [(64,), (8, 32), (70,), (3,), (1 << 15,), (0,), ((1 << 15) + 32,), ((1 << 15) + 37,)]
 EMPTY = SHAPES.index((0,))
-COUNTS = {"as often": [2.0] * len(SHAPES), "not as often": [2.0, 7.0, 2.0, 7.0, 2.0, 2.0, 3.0, 3.0]}
+COUNTS = {"as often": [2.0] * len(SHAPES), "not as often": [2.0, 7.0, 2.0, 7.0, 2.0, 5.0, 3.0, 3.0]}
 
 pytestmark = pytest.mark.kernels_ci
 
@@ -112,7 +114,10 @@ def test_gradients_stay_scaled_and_an_overflow_changes_nothing(kernel, threads, 
 
 
 def test_the_kernel_waits_once_for_all_short_tensors(kernel, threads):
-    """Three counts take three calls, the long tensors one. With one thread it waits for none, and copies ends alone."""
+    """Three counts take three calls, the long tensors one, and an empty one none, whatever its count.
+
+    With one thread it waits for none, and copies ends alone.
+    """
     called = []
 
     def call(parameters: list[Tensor], *others, **numbers) -> None:
@@ -147,3 +152,19 @@ def test_a_version_counts_each_step(kernel, threads):
     before = [p._version for p in tensors.parameters]
     kernel.rules.adamw.adamw_(tensors, kernel.rules.fallback.FallbackRule(**SETTINGS))
     assert all(p._version > version for p, version in zip(tensors.parameters, before))
+
+
+@pytest.mark.parametrize("mode", ["real", "fake"])
+def test_a_traced_step_has_the_bits_of_the_step(kernel, threads, mode):
+    """Its counts are not known while it is traced: equal ones may be unlike when it runs."""
+    size = len(SHAPES)
+
+    def step(*flat: Tensor) -> None:
+        columns = ([*flat[i : i + size]] for i in range(0, len(flat), size))
+        take_steps(kernel, kernel.rules.fallback.FallbackTensors(*columns))
+
+    graph = make_fx(step, tracing_mode=mode)(*chain(*drawn(kernel, COUNTS["as often"])))
+    traced, tensors = (drawn(kernel, COUNTS["not as often"]) for _ in range(2))
+    graph(*chain(*traced))
+    take_steps(kernel, tensors)
+    assert all(map(torch.equal, chain(*traced), chain(*tensors)))
