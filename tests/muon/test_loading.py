@@ -35,6 +35,18 @@ def test_a_parameter_in_the_place_of_another_gets_its_state_with_a_warning(kerne
         all_renamed.load_state_dict(optimizer.state_dict())
 
 
+def test_a_parameter_without_a_name_is_no_other_one_than_that_of_the_file(kernel, recwarn):
+    """As in a script that names the parameters of one of its groups alone."""
+    params = named_parameters()
+    named = [(name, p) for name, p in params.items() if p.ndim == 2]
+    rest = [(name, p) for name, p in params.items() if p.ndim == 1]
+    optimizer = kernel.Muon([{"params": named}, {"params": rest}])
+    other = kernel.Muon([{"params": named}, {"params": [p for _, p in rest]}])
+    recwarn.clear()
+    other.load_state_dict(optimizer.state_dict())
+    assert not recwarn.list
+
+
 def test_hooks_see_and_change_what_is_saved_and_loaded(kernel):
     """As of every torch.optim.Optimizer: they may wrap the dict, and unwrap it."""
     params = named_parameters()

@@ -98,6 +98,36 @@ def test_parts_of_a_parameter_without_a_state_are_not_missed(kernel):
     assert optimizer.param_groups[0]["second_moment"] == "rows"
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("setting", [{"second_moment": "rows"}, {"momentum_dtype": "int8"}], ids=str)
+@pytest.mark.parametrize("branches", ["Muon to AdamW", "AdamW to Muon"])
+def test_a_folder_of_another_branch_is_told_by_the_branch(kernel, tmp_path, branches, setting):
+    """And not by parts of a setting, which is the same on both sides."""
+    model = nn.Linear(64, 32)
+    there, here = (
+        kernel.Muon(
+            model.named_parameters(), is_muon=lambda _, p, branch=branch: p.ndim == 2 and branch == "Muon", **setting
+        )
+        for branch in branches.split(" to ")
+    )
+    for optimizer in (there, here):
+        take_step(model, optimizer)
+    dcp.save(get_optimizer_state_dict(model, there, options=FLATTENED), checkpoint_id=tmp_path, no_dist=True)
+    words = "weight.* was saved for {} and belongs to {} here: .*; set use_muon in their group to what was saved"
+    with pytest.raises(ValueError, match=words.format(*branches.split(" to "))):
+        load(tmp_path, model, here, "folder")
+
+
+def test_what_others_keep_in_a_state_is_none_of_its_parts(kernel):
+    """A frozen parameter with nothing else has no state that could have been read for other settings."""
+    frozen = nn.Linear(64, 32).requires_grad_(False)
+    optimizer = kernel.Muon(frozen.named_parameters(), second_moment="rows")
+    optimizer.state[frozen.weight]["slow"] = torch.ones(32, 64)
+    other = kernel.Muon(frozen.named_parameters(), momentum_dtype="int8")
+    other.load_state_dict(optimizer.state_dict())
+    assert torch.equal(other.state[frozen.weight]["slow"], torch.ones(32, 64))
+
+
 @pytest.mark.parametrize("how", ["by name", "whole", "flattened"])
 def test_the_state_of_a_resized_parameter_begins_anew_as_its_error_says(kernel, how):
     """In a dict by name torch misses a state, unless told not to; of a flattened one it takes what has a key."""
