@@ -118,16 +118,6 @@ def test_a_folder_of_another_branch_is_told_by_the_branch(kernel, tmp_path, bran
         load(tmp_path, model, here, "folder")
 
 
-def test_what_others_keep_in_a_state_is_none_of_its_parts(kernel):
-    """A frozen parameter with nothing else has no state that could have been read for other settings."""
-    frozen = nn.Linear(64, 32).requires_grad_(False)
-    optimizer = kernel.Muon(frozen.named_parameters(), second_moment="rows")
-    optimizer.state[frozen.weight]["slow"] = torch.ones(32, 64)
-    other = kernel.Muon(frozen.named_parameters(), momentum_dtype="int8")
-    other.load_state_dict(optimizer.state_dict())
-    assert torch.equal(other.state[frozen.weight]["slow"], torch.ones(32, 64))
-
-
 @pytest.mark.parametrize("how", ["by name", "whole", "flattened"])
 def test_the_state_of_a_resized_parameter_begins_anew_as_its_error_says(kernel, how):
     """In a dict by name torch misses a state, unless told not to; of a flattened one it takes what has a key."""

@@ -60,6 +60,21 @@ def test_steps_of_the_target_do_not_count_here(kernel):
     assert same_bits(state_of(optimizer, params), before)
 
 
+def test_a_frozen_parameter_goes_out_without_a_state(kernel):
+    """As matrices do to an AdamW: the target makes one of its own if it comes to that."""
+    params = named_parameters()
+    params["wte.weight"].requires_grad_(False)
+    optimizer = kernel.Muon(params.items())
+    take_steps(optimizer, {name: p for name, p in params.items() if p.requires_grad}, [0])
+    adamw = torch.optim.AdamW(params.values())
+    exported = kernel.export_state(optimizer, adamw)
+    assert [list(params)[position] for position in exported["state"]] == ["up.bias", "norm.weight"]
+    adamw.load_state_dict(exported)
+    params["wte.weight"].requires_grad_(True)
+    take_steps(adamw, params, [1])
+    assert [int(adamw.state[p]["step"]) for p in params.values()] == [1, 1, 2, 1, 2]
+
+
 @pytest.mark.parametrize(
     "make, options, error, words",
     [
