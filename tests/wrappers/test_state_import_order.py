@@ -1,7 +1,6 @@
 """State without names goes by its order, and by nothing else; names count where there are any."""
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -145,18 +144,3 @@ def test_a_parameters_own_count_comes_before_its_groups(kernel, key):
     assert any("no state of norm.weight: it starts anew" in note for note in notes)
     counts = [optimizer.state[params[name]]["step"] for name in REST[:2]]
     assert counts == [3.0 if key == "state" else reference.steps] * 2
-
-
-def test_an_import_warns_of_nothing(kernel):
-    """What it brings is asked for, unlike settings that replace others when a file is loaded."""
-    _, state_dict, source, others, _ = CASES["timm"]()
-    _, optimizer = fresh(kernel)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        kernel.import_state(optimizer, state_dict, source, **others)
-
-
-def test_a_decay_rate_is_noted_only_where_the_rate_is_another_one(kernel):
-    optimizer = kernel.Muon([("w", Parameter(torch.ones(12, 20)))], lr=1e-3, decay_mode="corrected")
-    source = torch.optim.Muon([Parameter(torch.ones(12, 20))], lr=1e-3)
-    assert "decay_lr" not in " ".join(kernel.import_state(optimizer, source.state_dict()))
