@@ -147,6 +147,16 @@ def test_a_failed_candidate_ends_predictions_and_a_measurement_holds_for_one_siz
     assert measured == [(1.5, "measured here"), gains.Gain()]
 
 
+def test_a_gain_from_another_machine_says_that_it_is_shipped(kernel, monkeypatch):
+    """On a GPU alone: no measurement of a CPU is shipped."""
+    gains, asked = kernel.kernels.gains, []
+    monkeypatch.setattr(gains, "key_of", lambda device: None)
+    monkeypatch.setattr(gains, "shipped_entries", lambda *of: asked.append(of) or [{"m": 512, "k": 512, "gain": 1.5}])
+    for device, expected in (("cuda", (1.5, "shipped")), ("cpu", gains.Gain())):
+        assert gains.gain_of(torch.device(device), torch.float16, "symmetric_gemm", (640, 512), None) == expected
+    assert asked == [(None, "symmetric_gemm", "float16")]
+
+
 def test_unknown_gpus_and_small_sizes_are_not_predicted(predictions, h100):
     assert predictions.predicted_gain(h100._replace(capability=100), 4096, 4096) is None
     for gpu in h100, predictions.Gpu(80, 108, 40 * 2**20):
