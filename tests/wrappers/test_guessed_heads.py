@@ -84,6 +84,14 @@ MODELS = {
         Model(fc=adapted(linear(32, 64)), fc2=adapted(linear(10, 32))),
         {"fc2.lora_A.default.weight": LAST, "fc2.lora_B.default.weight": LAST},
     ),
+    "a layer inside a head that another head reads, as ModernBERT": (
+        Model(body=linear(16, 24), head=Model(dense=linear(16, 16)), classifier=linear(10, 16)),
+        {"classifier.weight": "output_head"},
+    ),
+    "a layer inside a head that no other head reads": (
+        Model(body=linear(16, 24), head=Model(dense=linear(16, 16)), classifier=linear(10, 24)),
+        {"head.dense.weight": "output_head", "classifier.weight": "output_head"},
+    ),
     "convolutions, and nothing linear": (Model(up=linear(16, 8), rest=nn.Sequential(nn.Conv1d(8, 8, 3))), {}),
 }  # fmt: skip
 
@@ -94,6 +102,18 @@ def test_heads_follow_from_what_layers_read(kernel, case):
     assert not_hidden(kernel, model) == expected
     vectors = (row.shape for row in kernel.groups_for(model).choices.rows if row.reason == "vector")
     assert all(min(shape[:2]) == 1 or len(shape) == 1 for shape in vectors)
+
+
+class Told(Model):
+    """As timm's MetaFormer, whose classifier has a hidden layer."""
+
+    def get_classifier(self):
+        return self.head
+
+
+def test_a_head_that_a_model_tells_may_have_hidden_layers(kernel):
+    model = Told(body=linear(16, 24), head=Model(fc1=linear(64, 16), fc2=linear(10, 64)))
+    assert not_hidden(kernel, model) == {"head.fc2.weight": "output_head"}
 
 
 class Raising(Model):

@@ -183,7 +183,7 @@ class _Chooser:
         if p.ndim > 1 and is_norm(own_module):
             return "adamw", "norm"
         # Weights of an adapter around the head are inside it, too.
-        if not around.isdisjoint(self._output_heads.told):
+        if not around.isdisjoint(self._output_heads.told) and around.isdisjoint(self._hidden):
             return "adamw", "output_head"
         if not around.isdisjoint(self._output_heads.guessed):
             return "adamw", GUESSED_HEAD

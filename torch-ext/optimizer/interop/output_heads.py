@@ -15,6 +15,7 @@ from .attributes import attribute
 _TELL = ("get_output_embeddings", "get_classifier")
 # Attributes in which adapters keep the layer that they adapt or replace.
 _ADAPTED = ("base_layer", "original_module")
+_WHOLE = nn.AdaptiveLogSoftmaxWithLoss  # torch's output layer, whose layers are one head
 # Names of heads that say nothing of a layer's place: with a later layer behind them they are hidden.
 _ANY_LINEAR = ("fc", "linear")
 
@@ -36,7 +37,8 @@ def output_heads(model: nn.Module) -> OutputHeads:
     """
     told = [head for module in model.modules() for head in _told(module)]
     network = _network(model)
-    before = [layer for part in _named_heads(network) for layer in _layers_before(part)] + _read_by_later(network)
+    heads = [head for head in told if not isinstance(head, _WHOLE)] + _named_heads(network)
+    before = [layer for head in heads for layer in _layers_before(head, heads)] + _read_by_later(network)
     guessed = [] if told or _has_named_head(model, before) else _last_layers(network)
     return OutputHeads(told, guessed if _fits_single_outputs(guessed, network) else [], before)
 
@@ -74,7 +76,7 @@ def layer_inside(module: nn.Module) -> nn.Module:
 
 def _told(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the output modules with parameters that the model's methods return, and torch's own output layer."""
-    if isinstance(module, nn.AdaptiveLogSoftmaxWithLoss):
+    if isinstance(module, _WHOLE):
         yield module
     for method in _TELL:
         try:
@@ -148,19 +150,21 @@ def _names_a_head(name: str, shape: tuple[int, ...] = (1, 1)) -> bool:
     return (role_by_name(name, shape) or "").startswith("output_head")
 
 
-def _layers_before(head: nn.Module) -> list[nn.Module]:
+def _layers_before(head: nn.Module, heads: Sequence[nn.Module]) -> list[nn.Module]:
     """Return the hidden layers of a head: all linear ones of a sequence except the last, and all that feed a later one.
 
-    A layer feeds a later one that reads as many features as it writes.
+    A layer feeds a later one that reads as many features as it writes. One inside a part feeds the layers among `heads`
+    outside of it, too, as ModernBERT's `head.dense` does its `decoder`.
     """
     before = _linear_layers(head)[:-1] if isinstance(head, nn.Sequential) else []
     layers = [(name, module, _widths(module)) for name, module in head.named_modules() if lora_factor(name) is None]
     layers = [each for each in layers if each[2] is not None]
+    beside = [_widths(layer_inside(other)) for other in heads if other not in set(head.modules())]
     for place, (name, module, (_, written)) in enumerate(layers):
         # Inside of three modules, so that only names count that mean a head at any depth.
         is_head = _names_a_head(f"a.b.c.{name.rpartition('.')[2]}.weight")
-        feeds = any(read == written for _, _, (read, _) in layers[place + 1 :])
-        if feeds and not is_head:
+        later = [widths for _, _, widths in layers[place + 1 :]] + (beside if name else [])
+        if not is_head and any(widths is not None and widths[0] == written for widths in later):
             before.append(module)
     return before
 
