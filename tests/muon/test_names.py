@@ -76,6 +76,7 @@ FURTHER_HEADS = {
     "model.mtp_layers.0.lm_head.weight": "lm_head",
     "medusa_head.0.1.weight": "1",
     "final_layer.linear.weight": "linear",  # DiT, Flux
+    "all_final_layer.2-1.linear.weight": "linear",  # Z-Image
 }
 
 
@@ -128,6 +129,20 @@ def test_kernels_that_embed_patches_of_latents_are_known_in_diffusion_transforme
     """DiT's, PixArt's and HunyuanVideo's; a layer of that name embeds positions."""
     found = branches(kernel, [(name, (48, 16, 2, 2)), (f"blocks.0.{name}", (48, 48))])
     assert list(found.values()) == [("adamw", f"embedding:{name.split('.')[-3]}"), ("muon", "matrix")]
+
+
+@pytest.mark.parametrize("name", ["all_x_embedder.2-1.weight", "x_embedders.image.weight"])
+def test_lists_of_layers_that_embed_patches_are_known(kernel, name):
+    """Z-Image's and Flux 3's."""
+    assert branches(kernel, [(name, (64, 16))])[name] == ("adamw", f"embedding:{name.split('.')[0]}")
+
+
+@pytest.mark.parametrize("name", ["context_embedder.weight", "patch_embed.text_proj.weight"])
+def test_layers_that_read_a_text_encoder_are_hidden(kernel, name):
+    """Flux's, SD3's and CogVideoX's; a table of that name is long."""
+    assert branches(kernel, [(name, (64, 96))])[name] == ("muon", "matrix")
+    name = "context_embedder.weight"
+    assert branches(kernel, [(name, (512, 64))])[name] == ("adamw", "embedding:context_embedder")
 
 
 def test_fluxs_first_layer_embeds_patches_of_latents(kernel):

@@ -209,7 +209,9 @@ def _embeds_patches(name: str, owners: list[nn.Module]) -> bool:
 
     Numbered modules, as between the stages of PVT, do not read pixels.
     """
-    inner = zip(unparametrized(name).split(".")[-2::-1], owners[:2])
+    inner = list(zip(unparametrized(name).split(".")[-2::-1], owners[:2]))
+    if inner and inner[0][0] == "text_proj":  # CogVideoX's, beside the layer that reads patches
+        return False
     modules = [part for part, owner in inner if "patchembed" in type(owner).__name__.lower()]
     return bool(modules) and not (re.search(r"\.\d", name) or re.search(r"([2-9]|\d\d)$", modules[0]))
 

@@ -17,6 +17,9 @@ _EMBEDDING = re.compile(
     r"|(^|_)codebooks?$|^relative_attention_bias$|^bias_values$|^trainable_tokens_delta$"
     r"|(^|_)pos(ition(al)?)?_enc(odings?)?$|^(mask|iou|obj)_tokens?$"
 )
+# Hidden layers of such names, unless they are as long as tables: what reads a text encoder in Flux and SD3, and the
+# encoder in MAE.
+_READS_FEATURES = re.compile(r"^(context_embedder|decoder_embed)$")
 # Lists of tables, whose layers have numbers in place of names. What embeds a time, a condition, an image or a position
 # is often an MLP, whose layers have numbers, too.
 _TABLE_LISTS = re.compile(
@@ -36,6 +39,7 @@ _PATCHES = re.compile(
 )
 # What projects patches under other names: kernels `proj` in DiT, PixArt and HunyuanVideo, and a layer at the top in
 # torchvision and in Flux.
+_PATCH_LISTS = {"all_x_embedder", "x_embedders"}  # Z-Image and Flux 3 have a layer for each size or kind of patch
 _PATCH_KERNELS = {"x_embedder", "pos_embed", "img_in"}
 _TOP_PATCHES = {"conv_proj", "img_in"}
 _PIXELS = 4  # a convolution with at most so many input channels reads pixels
@@ -57,8 +61,8 @@ _DISTANCES = re.compile(r"^rel(ative)?_logits_proj$|(^|_)pos(ition)?(_[xyhwt])?_
 # Names of output heads: of layers anywhere, and of layers outside of blocks, which give them to hidden layers.
 _HEADS = {"lm_head", "output_head", "classifier", "unembed", "qa_outputs", "codec_head"}
 _OUTER_HEADS = {"output_layer", "output_projection", "score", "logits", "to_logits", "decoder"}
-# Ends of the names of heads outside of blocks: of Inception-ResNet, of Janus, of a transducer's joint network, of DiT.
-_ENDS_OF_HEADS = re.compile(r"(^|\.)(classif|vision_head|joint\.head|final_layer\.linear)\.weight$")
+# Ends of the names of heads outside of blocks: of Inception-ResNet, of Janus, of a transducer's joint network, of DiT and Z-Image.
+_ENDS_OF_HEADS = re.compile(r"(^|\.)(classif|vision_head|joint\.head|(all_)?final_layer(\.[\d-]+)?\.linear)\.weight$")
 # Heads that predict further tokens, in numbered blocks: of DeepSeek-V3 and GLM, of others' `mtp` layers, of Medusa.
 _FURTHER_HEADS = re.compile(
     r"(^|\.)(shared_head\.(head|output)|mtp(_\w+)?(\.(?!\w*att)\w+)*\.(head|lm_head)|medusa_heads?\.\d+\.\d+)\.weight$"
@@ -110,8 +114,9 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
     layer = parts[-2] if len(parts) > 1 else parts[-1]
     inside = list(dropwhile(_TRUNKS.__contains__, parts)) or [layer]
     at_top = len(inside) < 3
+    reads_features = _READS_FEATURES.search(layer) is not None and shape[0] < _LONG * shape[-1]
     for part in parts[-2:]:
-        if _EMBEDDING.search(part):
+        if _EMBEDDING.search(part) and not reads_features:
             return f"embedding:{part}"
         if _NORM.search(part):
             return f"norm:{part}"
@@ -189,6 +194,9 @@ def _patch_embedding(parts: Sequence[str], at_top: bool, shape: tuple[int, ...])
     near = [part for part in parts if not part.isdigit()][-3:]
     is_kernel = len(shape) > 3
     word = next((part for part in near if _PATCHES.search(part) or (at_top and part in _TOP_PATCHES)), None)
+    word = next((part for part in parts[-3:-2] if part in _PATCH_LISTS), word)
+    if parts[-2:-1] == ["text_proj"]:  # CogVideoX's, which reads a text encoder
+        return None
     if word is None and is_kernel and parts[-2:-1] == ["proj"]:
         word = next((part for part in parts[-3:-2] if part in _PATCH_KERNELS), None)
     if word is not None:
