@@ -92,6 +92,17 @@ MODELS = {
         Model(body=linear(16, 24), head=Model(dense=linear(16, 16)), classifier=linear(10, 24)),
         {"head.dense.weight": "output_head", "classifier.weight": "output_head"},
     ),
+    "a sequence that is a head by name": (
+        Model(body=linear(16, 24), policy_head=sequence(16, 32, 6)), {"policy_head.2.weight": "output_head"},
+    ),
+    "a convolution that is a head by name, as in segmentation_models_pytorch": (
+        Model(body=nn.Conv2d(8, 16, 3), segmentation_head=nn.Sequential(nn.Conv2d(16, 21, 3))),
+        {"segmentation_head.0.weight": "output_head"},
+    ),
+    "a larger part that is called a head": (
+        Model(body=linear(16, 24), action_head=Model(up=linear(32, 16), down=linear(16, 32)), out=linear(6, 16)),
+        {"out.weight": "output_head"},
+    ),
     "convolutions, and nothing linear": (Model(up=linear(16, 8), rest=nn.Sequential(nn.Conv1d(8, 8, 3))), {}),
 }  # fmt: skip
 

@@ -142,7 +142,7 @@ def _named_heads(network: nn.Module) -> list[nn.Module]:
     return [
         child
         for name, child in network.named_children()
-        if not isinstance(child, (nn.ModuleList, nn.ModuleDict)) and _names_a_head(f"{name}.0.weight")
+        if not isinstance(child, (nn.ModuleList, nn.ModuleDict)) and _names_a_head(f"{name}.{'0' if isinstance(child, nn.Sequential) else 'layer'}.weight")
     ]
 
 

@@ -59,10 +59,10 @@ _POSITIONS = re.compile(r"^pe$|^rel_pos(_[hwt])?$|(^|_)ape$")
 # Layers whose weights have a row for each distance. A parameter of such a name, without a layer, is a bias.
 _DISTANCES = re.compile(r"^rel(ative)?_logits_proj$|(^|_)pos(ition)?(_[xyhwt])?_bias(es)?$")
 # Names of output heads: of layers anywhere, and of layers outside of blocks, which give them to hidden layers.
-_HEADS = {"lm_head", "output_head", "classifier", "unembed", "qa_outputs", "codec_head"}
+_HEADS = {"lm_head", "output_head", "classifier", "unembed", "qa_outputs", "codec_head", "codebooks_head", "decoder_pred"}
 _OUTER_HEADS = {"output_layer", "output_projection", "score", "logits", "to_logits", "decoder"}
-# Ends of the names of heads outside of blocks: of Inception-ResNet, of Janus, of a transducer's joint network, of DiT and Z-Image.
-_ENDS_OF_HEADS = re.compile(r"(^|\.)(classif|vision_head|joint\.head|(all_)?final_layer(\.[\d-]+)?\.linear)\.weight$")
+# Ends of the names of heads outside of blocks: of Inception-ResNet and Inception, of Janus, of a transducer's joint network, of DiT and Z-Image.
+_ENDS_OF_HEADS = re.compile(r"(^|\.)(classif|auxlogits\.fc|vision_head|joint\.head|(all_)?final_layer(\.[\d-]+)?\.linear)\.weight$")
 # Heads that predict further tokens, in numbered blocks: of DeepSeek-V3 and GLM, of others' `mtp` layers, of Medusa.
 _FURTHER_HEADS = re.compile(
     r"(^|\.)(shared_head\.(head|output)|mtp(_\w+)?(\.(?!\w*att)\w+)*\.(head|lm_head)|medusa_heads?\.\d+\.\d+)\.weight$"
@@ -78,7 +78,9 @@ _NO_BLOCKS = re.compile(r"^$|heads?$|^(model|net|network|ensemble|member|critic|
 # Weights of torch.nn's recurrent layers, whose `decoder` is hidden.
 _RECURRENT = re.compile(r"weight_(ih|hh|hr)(_l\d|$)")
 # Names of parts of the whole network, and of layers at its top level.
-_TOP_PARTS = (_HEADS | _OUTER_HEADS) - {"decoder"} | {"head", "heads", "head_dist"}
+_TOP_PARTS = (_HEADS | _OUTER_HEADS) - {"decoder"} | {"head", "heads", "head_dist", "aux_classifier"}
+# A part at the top whose layers have numbers, as `segmentation_head.0`; those of a larger part of this name are hidden.
+_TOP_SEQUENCE = re.compile(r"(?!conv_)\w+_head$")
 # `conv_head` is the last hidden convolution of MobileNet and EfficientNet.
 _TOP_LAYER = re.compile(
     r"(output|out|fc|fc_out|proj_out|generator|linear|(final|last)(_(layer|linear|fc|proj))?|(?!conv_).+_head)$"
@@ -125,13 +127,14 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
         return f"embedding:{table}"
     if "router" in parts:
         return f"router:{layer}"
-    at_ends = inside[0] in _TOP_PARTS or (at_top and _TOP_LAYER.match(layer))
+    in_sequence = len(inside) == 3 and layer.isdigit() and _TOP_SEQUENCE.match(inside[0])
+    at_ends = inside[0] in _TOP_PARTS or in_sequence or (at_top and _TOP_LAYER.match(layer))
     if (at_ends or _is_head(parts, layer)) and not _RECURRENT.match(parts[-1]):
         return f"output_head:{layer}"
     if layer in ROUTERS and not is_stack and _may_be_router(parts, shape, is_factor=adapted != bare):
         return f"router:{layer}"
     bare_parameter = next((part for part in reversed(parts) if not part.isdigit()), layer)
-    if _POSITIONS.search(bare_parameter) or _TABLES.search(bare_parameter):
+    if _POSITIONS.search(bare_parameter) or _TABLES.search(bare_parameter) or _is_query(parts, shape):
         return f"embedding:{bare_parameter}"
     if layer is not parts[-1] and _DISTANCES.search(layer):
         return f"embedding:{layer}"
@@ -178,6 +181,11 @@ def _table(parts: Sequence[str], layer: str, at_top: bool, shape: tuple[int, ...
     # The table of an encoder and a decoder that are a part of the model, such as LED's.
     is_shared = parts[-2:] == ["shared", "weight"] and shape[0] >= _LONG * shape[1]
     return layer if (is_shared or _QUERIES.search(layer)) and not _is_in_a_block(parts) else None
+
+
+def _is_query(parts: Sequence[str], shape: tuple[int, ...]) -> bool:
+    """Whether a parameter without a layer is a learned query for each of several outputs, as CoCa's and Qwen-VL's."""
+    return parts[-1] == "query" and len(shape) > 1 and shape[-2] != shape[-1]
 
 
 def _is_in_a_block(parts: Sequence[str]) -> bool:
