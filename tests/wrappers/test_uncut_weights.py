@@ -40,6 +40,32 @@ LATER = {
 }
 
 
+class Modulation(nn.Module):
+    """As Flux 2's."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 96)
+
+
+class FocalModulation(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.f = nn.Linear(16, 35)
+
+
+def test_several_matrices_in_one_are_remarked(kernel):
+    """LFM2's gates of short convolutions, Flux 2's attention and modulation, Wan's; FocalNet's is something else."""
+    conv = nn.ModuleDict({"in_proj": nn.Linear(16, 48), "out_proj": nn.Linear(16, 16)})
+    block = {"conv": conv, "to_qkv_mlp_proj": nn.Linear(16, 112), "time_proj": nn.Linear(16, 96)}
+    model = nn.ModuleDict({"block": nn.ModuleDict({**block, "one": Modulation(), "two": FocalModulation()})})
+    lines = said(kernel.groups_for(model).choices.notes)
+    assert len(lines) == 3
+    assert "conv.in_proj" in lines[0] and "a part of 3" in lines[0]
+    assert "to_qkv_mlp_proj" in lines[1] and "order of the rows" in lines[1]
+    assert "time_proj" in lines[2] and "and 1 more" in lines[2]
+
+
 @pytest.mark.parametrize("later", LATER.values(), ids=LATER.keys())
 def test_explain_has_the_remarks_of_groups_for(kernel, later):
     model = gates()

@@ -34,7 +34,8 @@ _RECURRENT = (nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell)
 _STATE_SPACE, _DECAYS = ("in_proj", "x_proj"), "A_log"
 # Layers that make shifts, scales and gates of a condition in diffusion transformers such as DiT and Flux, by a module's
 # name, or by its class in diffusers. FocalNet's `modulation.f` is something else.
-_MODULATION, _MODULATION_CLASS = re.compile(r"(^|\.)(adaln_modulation|modulation\.lin|(img|txt)_mod)\."), "AdaLayerNorm"
+_MODULATION = re.compile(r"(^|\.)(adaln(_modulation|_proj)|modulation\.lin|(img|txt)_mod|time(_mod)?_proj)\.")
+_MODULATION_CLASS = re.compile(r"Ada(Layer)?(Norm|LN)|NormZero|^(?!Focal)\w*Modulation$")
 
 
 class Cutting(NamedTuple):
@@ -207,7 +208,13 @@ def _several_in_one(name: str, squares: int, layers: Sequence[nn.Module]) -> Opt
     if leaf in _STATE_SPACE and any(hasattr(layer, _DECAYS) for layer in layers[:2]):
         order = "state space models differ in the order of their rows (gate, x, B, C, time steps)"
         return f"{order}: to cut them give split_rows in patterns"
-    by_class = any(type(layer).__name__.startswith(_MODULATION_CLASS) for layer in layers[:2])
+    if squares > 1 and "qkv" in leaf.lower() and not lora_factor(name):  # such as Flux 2's `to_qkv_mlp_proj`
+        return "their name says queries, keys and values, but not the order of the rows: give split_rows in patterns"
+    out = getattr(layers[1], "out_proj", None) if leaf == "in_proj" and len(layers) > 1 else None
+    written = getattr(layers[0], "out_features", 0)
+    if squares > 1 and isinstance(out, nn.Linear) and squares * out.in_features == written:
+        return f"out_proj reads as many features as a part of {squares} that they write: give split_rows in patterns"
+    by_class = any(_MODULATION_CLASS.search(type(layer).__name__) for layer in layers[:2])
     if squares > 1 and not lora_factor(name) and (by_class or _MODULATION.search(bare_name(name).lower())):
         return "shifts, scales and gates have not been tried apart: to cut them give split_rows in patterns"
     return None
