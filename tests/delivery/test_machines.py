@@ -134,6 +134,7 @@ def test_nvcc_makes_the_same_code_for_gpus_beside_another_processor(toy, tmp_pat
     for name in machines.PROCESSORS:
         monkeypatch.setenv("CXX", f"env {'g++' if name == HERE else f'{name}-linux-gnu-g++'} -pipe")
         made += variants.build_variants(toy, ["cuda"], tmp_path / name, name)
+    monkeypatch.delenv("CXX")
     assert [built.path.name for built in made] == [f"torch-stable-abi211-cu130-{n}-linux" for n in machines.PROCESSORS]
     libraries = [next(built.path.glob("*.so")) for built in made]
     codes = [code_for_gpus(*each, tmp_path) for each in zip(libraries, machines.PROCESSORS)]

@@ -139,11 +139,9 @@ def _is_matrix(p: Tensor) -> bool:
 
 def _named_heads(network: nn.Module) -> list[nn.Module]:
     """Return the parts that are heads by name, such as torchvision's `classifier`, and not lists of several heads."""
-    return [
-        child
-        for name, child in network.named_children()
-        if not isinstance(child, (nn.ModuleList, nn.ModuleDict)) and _names_a_head(f"{name}.{'0' if isinstance(child, nn.Sequential) else 'layer'}.weight")
-    ]
+    parts = [each for each in network.named_children() if not isinstance(each[1], (nn.ModuleList, nn.ModuleDict))]
+    layers = [f"{name}.{'0' if isinstance(part, nn.Sequential) else 'layer'}.weight" for name, part in parts]
+    return [part for (_, part), layer in zip(parts, layers) if _names_a_head(layer)]
 
 
 def _names_a_head(name: str, shape: tuple[int, ...] = (1, 1)) -> bool:

@@ -59,10 +59,21 @@ _POSITIONS = re.compile(r"^pe$|^rel_pos(_[hwt])?$|(^|_)ape$")
 # Layers whose weights have a row for each distance. A parameter of such a name, without a layer, is a bias.
 _DISTANCES = re.compile(r"^rel(ative)?_logits_proj$|(^|_)pos(ition)?(_[xyhwt])?_bias(es)?$")
 # Names of output heads: of layers anywhere, and of layers outside of blocks, which give them to hidden layers.
-_HEADS = {"lm_head", "output_head", "classifier", "unembed", "qa_outputs", "codec_head", "codebooks_head", "decoder_pred"}
+_HEADS = {
+    "lm_head",
+    "output_head",
+    "classifier",
+    "unembed",
+    "qa_outputs",
+    "codec_head",
+    "codebooks_head",
+    "decoder_pred",
+}
 _OUTER_HEADS = {"output_layer", "output_projection", "score", "logits", "to_logits", "decoder"}
 # Ends of the names of heads outside of blocks: of Inception-ResNet and Inception, of Janus, of a transducer's joint network, of DiT and Z-Image.
-_ENDS_OF_HEADS = re.compile(r"(^|\.)(classif|auxlogits\.fc|vision_head|joint\.head|(all_)?final_layer(\.[\d-]+)?\.linear)\.weight$")
+_ENDS_OF_HEADS = re.compile(
+    r"(^|\.)(classif|auxlogits\.fc|vision_head|joint\.head|(all_)?final_layer(\.[\d-]+)?\.linear)\.weight$"
+)
 # Heads that predict further tokens, in numbered blocks: of DeepSeek-V3 and GLM, of others' `mtp` layers, of Medusa.
 _FURTHER_HEADS = re.compile(
     r"(^|\.)(shared_head\.(head|output)|mtp(_\w+)?(\.(?!\w*att)\w+)*\.(head|lm_head)|medusa_heads?\.\d+\.\d+)\.weight$"
@@ -185,7 +196,7 @@ def _table(parts: Sequence[str], layer: str, at_top: bool, shape: tuple[int, ...
 
 def _is_query(parts: Sequence[str], shape: tuple[int, ...]) -> bool:
     """Whether a parameter without a layer is a learned query for each of several outputs, as CoCa's and Qwen-VL's."""
-    return parts[-1] == "query" and len(shape) > 1 and shape[-2] != shape[-1]
+    return parts[-1] == "query" and sum(size > 1 for size in shape) == 2 and shape[-2] != shape[-1]
 
 
 def _is_in_a_block(parts: Sequence[str]) -> bool:
