@@ -75,6 +75,7 @@ FURTHER_HEADS = {
     "mtp.0.head.weight": "head",
     "model.mtp_layers.0.lm_head.weight": "lm_head",
     "medusa_head.0.1.weight": "1",
+    "decoder.head.weight": "head",  # VideoMAE
     "final_layer.linear.weight": "linear",  # DiT, Flux
     "all_final_layer.2-1.linear.weight": "linear",  # Z-Image
 }

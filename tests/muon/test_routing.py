@@ -97,6 +97,7 @@ def test_names_exclude_at_least_what_the_wrapper_excludes(kernel, golden):
         ("class_embed.0.weight", (91, 64), "output_head:0"),
         ("roi_heads.box_predictor.cls_score.weight", (91, 64), "output_head:cls_score"),
         ("talker.codec_head.weight", (512, 64), "output_head:codec_head"),
+        ("roi_heads.box_predictor.bbox_pred.weight", (364, 64), "output_head:bbox_pred"),
         ("_fc.weight", (1000, 64), "output_head:fc"),
         ("model.audio.lm_heads.0.weight", (512, 64), "output_head:0"),
         ("patch_embed_proj.weight", (64, 3, 8, 8), "embedding:patch_embed_proj"),

@@ -146,10 +146,12 @@ class GEGLU(nn.Module):
 
 
 def test_a_gated_layer_of_any_name_is_cut_where_its_class_says_so_and_else_remarked(kernel):
-    model = nn.ModuleDict({"a": GluMlp(), "b": GEGLU(), "plain": GluMlp(written=1), "sizes": SharedMLP()})
+    shared = nn.ModuleDict({"input_linear": nn.Linear(16, 48), "output_linear": nn.Linear(24, 16)})  # as Granite's
+    model = {"a": GluMlp(), "b": GEGLU(), "plain": GluMlp(written=1), "sizes": SharedMLP(), "shared": shared}
+    model = nn.ModuleDict(model)
     groups = kernel.groups_for(model)
     cut = {name: group["split_rows"] for group in groups for name, _ in group["params"] if "split_rows" in group}
-    assert cut == {"a.fc1.weight": (24, 24), "b.proj.weight": (24, 24)}
+    assert cut == dict.fromkeys(("a.fc1.weight", "b.proj.weight", "shared.input_linear.weight"), (24, 24))
     (note,) = said(groups.choices.notes)
     assert note == (
         "rows of sizes.fc1.weight are not cut, because the next layer reads half as many features as they write: if "

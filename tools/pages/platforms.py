@@ -96,12 +96,10 @@ NVIDIA = """\
 ## GPUs of NVIDIA
 
 The compiled variants for CUDA have code for the compute capabilities {archs}. So they run on a T4 (7.5) and on every
-newer GPU. Code also runs on newer capabilities with the same first number: that for 8.0 runs on 8.6, for example. The
-driver translates PTX for all that are newer still, and for a Jetson Orin (8.7), which runs code for 8.7 alone. The only
-GPU that has run them is an H200, beside a CPU of x86-64.
-
-For Linux on ARM, as in a GH200 or a GB200, the variant has the same machine code for GPUs, byte for byte: a test
-compares them. No such machine has run it. QEMU has run what it does on the CPU, with the bits of x86-64.
+newer GPU. Code also runs on newer capabilities with the same first number, as 8.0's does on 8.6. The driver translates
+PTX for all that are newer still, and for a Jetson Orin (8.7), which runs code for 8.7 alone. The only GPU that has run
+them is an H200, beside a CPU of x86-64. For Linux on ARM, as in a GH200 or a GB200, the variant has the same code for
+GPUs, byte for byte: a test compares them. QEMU has run what it does on the CPU, with the bits of x86-64.
 
 If the current device is older, `get_kernel` refuses to load. If another one is, the first optimizer, `orthogonalize` or
 `tune` that meets it raises ValueError with its name and capability; an import must not touch a device, so it does not

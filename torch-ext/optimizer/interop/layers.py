@@ -28,7 +28,9 @@ _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase
 _NORM_CLASS = re.compile(NORM)
 _DOWN = ("down_proj", "down", "w2")
 # Classes of gated layers whose weight has a name of any layer, such as timm's GluMlp and diffusers' GEGLU.
-_GATED_CLASS = re.compile("(Glu|GLU)(?![a-z])")
+_GATED_CLASS = re.compile("(Glu|GLU|GatedLinearUnit)(?![a-z])")
+# A layer whose next one, `output_linear`, reads half as much as it writes: Granite's shared experts.
+_GATED_LAYER = "input_linear"
 _RECURRENT = (nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell)
 # Weights of state space models, such as Mamba, whose modules have a parameter of this name.
 _STATE_SPACE, _DECAYS = ("in_proj", "x_proj"), "A_log"
@@ -186,9 +188,9 @@ def _of_a_layer(name: str, rows: int, columns: int, layers: Sequence[nn.Module],
     linear = [layer for layer in map(layer_inside, layers[1].children()) if isinstance(layer, nn.Linear)]
     following = linear[linear.index(layers[0]) + 1 :] if layers[0] in linear else []
     read = [layer.in_features for layer in following if hasattr(layer, "in_features")]
-    if _GATED_CLASS.search(type(layers[1]).__name__):
+    if _GATED_CLASS.search(type(layers[1]).__name__) or leaf_of(name) == _GATED_LAYER:
         # Where a separate gate is beside it, the next layer reads what this one does, not what it writes.
-        alone = len(linear) == 1 and rows % 2 == 0
+        alone = len(linear) == 1 and rows % 2 == 0 and leaf_of(name) != _GATED_LAYER
         if alone or (read and rows == 2 * read[0] and (len(read) == 1 or read[0] != columns)):
             return _GATE_AND_UP, ((rows // 2, rows // 2) if gate_up else None, None)
     elif read and rows == 2 * read[0] != 2 * columns:

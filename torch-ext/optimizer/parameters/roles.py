@@ -70,17 +70,19 @@ _HEADS = {
     "decoder_pred",
 }
 _OUTER_HEADS = {"output_layer", "output_projection", "score", "logits", "to_logits", "decoder"}
-# Ends of the names of heads outside of blocks: of Inception-ResNet and Inception, of Janus, of a transducer's joint network, of DiT and Z-Image.
+# Ends of the names of heads outside of blocks: of Inception-ResNet and Inception, of Janus, of a transducer's joint
+# network, of VideoMAE, of DiT and Z-Image.
 _ENDS_OF_HEADS = re.compile(
-    r"(^|\.)(classif|auxlogits\.fc|vision_head|joint\.head|(all_)?final_layer(\.[\d-]+)?\.linear)\.weight$"
+    r"(^|\.)(classif|auxlogits\.fc|vision_head|(joint|decoder)\.head|(all_)?final_layer(\.[\d-]+)?\.linear)\.weight$"
 )
 # Heads that predict further tokens, in numbered blocks: of DeepSeek-V3 and GLM, of others' `mtp` layers, of Medusa.
 _FURTHER_HEADS = re.compile(
     r"(^|\.)(shared_head\.(head|output)|mtp(_\w+)?(\.(?!\w*att)\w+)*\.(head|lm_head)|medusa_heads?\.\d+\.\d+)\.weight$"
 )
-# Layers that score classes or tokens, also several of them in a list: anywhere, and outside of blocks.
+# Layers that score classes or tokens or place boxes, also several of them in a list: anywhere, and outside of blocks.
 _SCORES = re.compile(
     r"^(cls|class)_(scores?|logits|predictor|embed|labels_classifier)$|_score_head$|^(lm|audio)_heads$|^heads_dist$"
+    r"|^bbox_pred$"
 )
 _LOGITS = re.compile(r"(?<!pre)_logits$|^logits_")
 _ATTENTION = re.compile(r"att(n|ention)$")
