@@ -61,7 +61,7 @@ def test_several_matrices_in_one_are_remarked(kernel):
     model = nn.ModuleDict({"block": nn.ModuleDict({**block, "one": Modulation(), "two": FocalModulation()})})
     lines = said(kernel.groups_for(model).choices.notes)
     assert len(lines) == 3
-    assert "conv.in_proj" in lines[0] and "a part of 3" in lines[0]
+    assert "conv.in_proj" in lines[0] and "they write 3 times as many features as out_proj reads" in lines[0]
     assert "to_qkv_mlp_proj" in lines[1] and "order of the rows" in lines[1]
     assert "time_proj" in lines[2] and "and 1 more" in lines[2]
 

@@ -212,10 +212,10 @@ def _several_in_one(name: str, squares: int, layers: Sequence[nn.Module]) -> Opt
         return f"{order}: to cut them give split_rows in patterns"
     if squares > 1 and "qkv" in leaf.lower() and not lora_factor(name):  # such as Flux 2's `to_qkv_mlp_proj`
         return "their name says queries, keys and values, but not the order of the rows: give split_rows in patterns"
-    out = getattr(layers[1], "out_proj", None) if leaf == "in_proj" and len(layers) > 1 else None
-    written = getattr(layers[0], "out_features", 0)
-    if squares > 1 and isinstance(out, nn.Linear) and squares * out.in_features == written:
-        return f"out_proj reads as many features as a part of {squares} that they write: give split_rows in patterns"
+    out = attribute(layers[1], "out_proj") if leaf == "in_proj" and len(layers) > 1 else None
+    read, written = attribute(out, "in_features"), attribute(layers[0], "out_features")
+    if squares > 1 and read is not None and squares * read == written:  # such as LFM2's short convolution
+        return f"they write {squares} times as many features as out_proj reads: give split_rows in patterns"
     by_class = any(_MODULATION_CLASS.search(type(layer).__name__) for layer in layers[:2])
     if squares > 1 and not lora_factor(name) and (by_class or _MODULATION.search(bare_name(name).lower())):
         return "shifts, scales and gates have not been tried apart: to cut them give split_rows in patterns"
