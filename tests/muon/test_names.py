@@ -98,6 +98,8 @@ RESEMBLING = [
     "blocks.0.tablet.weight",
     "time_embed.0.weight",
     "blocks.0.table_proj.weight",
+    "blocks.0.query",
+    "decoder_order_head.0.weight",
 ]
 
 

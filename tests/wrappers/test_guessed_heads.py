@@ -70,6 +70,14 @@ MODELS = {
         {"out.weight": "output_head"},
     ),
     "a critic": (sequence(16, 32, 1), {"2.weight": LAST}),
+    "a policy of a convolution and a layer, as AlphaZero's": (
+        Model(up=nn.Conv2d(8, 64, 3), policy_head=nn.Sequential(nn.Conv2d(64, 32, 1), nn.Flatten(), linear(40, 128))),
+        {"policy_head.2.weight": "output_head"},
+    ),
+    "a hidden layer in a head, with an adapter": (
+        Model(up=linear(32, 64), classifier=Model(dense=adapted(linear(64, 32)), out_proj=adapted(linear(10, 64)))),
+        {f"classifier.out_proj.{factor}.default.weight": "output_head" for factor in ("lora_A", "lora_B")},
+    ),
     "one block of a network, as a stage of a pipeline": (Model(layers=nn.ModuleDict({"7": BLOCK})), {}),
     "one block in a list": (Model(layers=nn.ModuleList([BLOCK])), {}),
     "one sequence in a list": (Model(layers=nn.ModuleList([sequence(16, 32, 16)])), {}),

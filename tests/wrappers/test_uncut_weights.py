@@ -167,9 +167,10 @@ def test_a_gated_layer_of_any_name_is_cut_where_its_class_says_so_and_else_remar
 class SwiGLU(nn.Module):
     """As timm's, with the gate in a layer of its own, and hidden features twice as many as others."""
 
-    def __init__(self):
+    def __init__(self, order=("fc1_g", "fc1_x", "fc2")):
         super().__init__()
-        self.fc1_g, self.fc1_x, self.fc2 = nn.Linear(16, 32), nn.Linear(16, 32), nn.Linear(32, 16)
+        for name in order:
+            self.add_module(name, nn.Linear(32, 16) if name == "fc2" else nn.Linear(16, 32))
 
 
 class Odd(nn.Linear):
@@ -184,7 +185,8 @@ def test_layers_that_read_the_same_are_no_gate(kernel):
     """The next layer reads as much as this one, and half as much as it writes, since both read the same."""
     beside = nn.ModuleDict({"a": nn.Linear(16, 32), "b": nn.Linear(16, 16), "c": nn.Linear(16, 16)})
     odd = nn.ModuleDict({"a": nn.Linear(16, 32), "b": Odd()})
-    groups = kernel.groups_for(nn.ModuleDict({"block": beside, "mlp": SwiGLU(), "odd": odd, "out": nn.Linear(16, 8)}))
+    layers = {"block": beside, "mlp": SwiGLU(), "down": SwiGLU(("fc2", "fc1_g", "fc1_x")), "odd": odd}
+    groups = kernel.groups_for(nn.ModuleDict({**layers, "out": nn.Linear(16, 8)}))
     assert not said(groups.choices.notes)
     assert not any("split_rows" in group for group in groups)
 

@@ -174,7 +174,7 @@ def _gate_and_up(leaf: str, rows: int, owner: nn.Module, gate_up: bool) -> tuple
     # In gpt-oss the rows of gate and up alternate; its class has an attribute for this only from transformers 5 on.
     if getattr(owner, "is_concatenated", not type(owner).__name__.startswith("GptOss")) is False:
         return _GATE_AND_UP, (None, "their rows alternate")
-    return _GATE_AND_UP, ((rows // 2, rows // 2) if gate_up and rows % 2 == 0 else None, None)
+    return _halves(rows, gate_up)
 
 
 def _of_a_layer(name: str, rows: int, columns: int, layers: Sequence[nn.Module], gate_up: bool) -> tuple[str, Parts]:
@@ -185,18 +185,27 @@ def _of_a_layer(name: str, rows: int, columns: int, layers: Sequence[nn.Module],
     remark = _several_in_one(name, rows // columns, layers)
     if remark is not None or len(layers) < 2 or not isinstance(layers[0], nn.Linear):
         return "matrix", (None, remark)
+    is_gated = _GATED_CLASS.search(type(layers[1]).__name__) is not None
     linear = [layer for layer in map(layer_inside, layers[1].children()) if isinstance(layer, nn.Linear)]
     following = linear[linear.index(layers[0]) + 1 :] if layers[0] in linear else []
-    read = [layer.in_features for layer in following if hasattr(layer, "in_features")]
-    if _GATED_CLASS.search(type(layers[1]).__name__) or leaf_of(name) == _GATED_LAYER:
-        # Where a separate gate is beside it, the next layer reads what this one does, not what it writes.
-        alone = len(linear) == 1 and rows % 2 == 0 and leaf_of(name) != _GATED_LAYER
-        if alone or (read and rows == 2 * read[0] and (len(read) == 1 or read[0] != columns)):
-            return _GATE_AND_UP, ((rows // 2, rows // 2) if gate_up else None, None)
-    elif read and rows == 2 * read[0] != 2 * columns:
+    if not following:
+        return _halves(rows, gate_up) if is_gated and len(linear) == 1 else ("matrix", (None, None))
+    read, written = (attribute(following[0], key) for key in ("in_features", "out_features"))
+    # Where a separate gate is beside it, the next layer reads what this one does, and writes as much.
+    writes_two = read is not None and rows == 2 * read and (read, written) != (columns, rows)
+    if writes_two and (is_gated or leaf_of(name) == _GATED_LAYER):
+        return _halves(rows, gate_up)
+    kernels = (each for each in layers[1].children() if isinstance(each, nn.modules.conv._ConvNd))
+    is_read_whole = written == rows or any(each.in_channels == rows for each in kernels)
+    if writes_two and rows > columns != read and not is_read_whole:
         remark = "the next layer reads half as many features as they write: if these are a gate and what it gates, give"
         return "matrix", (None, f"{remark} split_rows in patterns")
     return "matrix", (None, None)
+
+
+def _halves(rows: int, gate_up: bool) -> tuple[str, Parts]:
+    """Return gate and up as halves of the rows, unless they are to stay together or cannot be halves."""
+    return _GATE_AND_UP, ((rows // 2, rows // 2) if gate_up and rows % 2 == 0 else None, None)
 
 
 def _several_in_one(name: str, squares: int, layers: Sequence[nn.Module]) -> Optional[str]:

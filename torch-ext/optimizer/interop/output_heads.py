@@ -154,9 +154,15 @@ def _layers_before(head: nn.Module, heads: Sequence[nn.Module]) -> list[nn.Modul
     A layer feeds a later one that reads as many features as it writes. One inside a part feeds the layers among `heads`
     outside of it, too, as ModernBERT's `head.dense` does its `decoder`.
     """
-    before = _linear_layers(head)[:-1] if isinstance(head, nn.Sequential) else []
-    layers = [(name, module, _widths(module)) for name, module in head.named_modules() if lora_factor(name) is None]
-    layers = [each for each in layers if each[2] is not None]
+    parts = _parts(head) if isinstance(head, nn.Sequential) else []
+    weighted = [part for part in parts if _widths(layer_inside(part)) is not None]
+    before = weighted[:-1] if weighted and weighted[-1] is parts[-1] else []
+    layers = [
+        (name, module, widths)
+        for name, module in head.named_modules()
+        if lora_factor(name) is None and name.rpartition(".")[2] not in _ADAPTED
+        if (widths := _widths(layer_inside(module))) is not None
+    ]
     beside = [_widths(layer_inside(other)) for other in heads if other not in set(head.modules())]
     for place, (name, module, (_, written)) in enumerate(layers):
         # Inside of three modules, so that only names count that mean a head at any depth.
@@ -205,10 +211,8 @@ def _last_layers(network: nn.Module) -> list[nn.Module]:
     """Return the last linear layers of `network`; an empty list if it does not end in one."""
     if type(network).__module__.startswith("torch.nn.") and not isinstance(network, (nn.Sequential, nn.ModuleList)):
         return []  # a layer of torch, or a container without an order
-    if _has_one_block(network):
-        return []
-    if attribute(network, "base_model") is network:
-        return []  # transformers marks models without a head like this
+    if _has_one_block(network) or attribute(network, "base_model") is network:
+        return []  # the latter is how transformers marks models without a head
     parts, beside = _parts(network), []
     while parts and isinstance(parts[-1], (nn.Sequential, nn.ModuleList)):
         beside += [] if isinstance(network, nn.Sequential) else _ends_beside(parts[-1], parts[-2::-1])

@@ -93,7 +93,8 @@ _RECURRENT = re.compile(r"weight_(ih|hh|hr)(_l\d|$)")
 # Names of parts of the whole network, and of layers at its top level.
 _TOP_PARTS = (_HEADS | _OUTER_HEADS) - {"decoder"} | {"head", "heads", "head_dist", "aux_classifier"}
 # A part at the top whose layers have numbers, as `segmentation_head.0`; those of a larger part of this name are hidden.
-_TOP_SEQUENCE = re.compile(r"(?!conv_)\w+_head$")
+# `decoder_order_head` of PP-DocLayout is a list of hidden layers.
+_TOP_SEQUENCE = re.compile(r"(?!conv_|decoder_order_)\w+_head$")
 # `conv_head` is the last hidden convolution of MobileNet and EfficientNet.
 _TOP_LAYER = re.compile(
     r"(output|out|fc|fc_out|proj_out|generator|linear|(final|last)(_(layer|linear|fc|proj))?|(?!conv_).+_head)$"
@@ -198,7 +199,8 @@ def _table(parts: Sequence[str], layer: str, at_top: bool, shape: tuple[int, ...
 
 def _is_query(parts: Sequence[str], shape: tuple[int, ...]) -> bool:
     """Whether a parameter without a layer is a learned query for each of several outputs, as CoCa's and Qwen-VL's."""
-    return parts[-1] == "query" and sum(size > 1 for size in shape) == 2 and shape[-2] != shape[-1]
+    is_two = sum(size > 1 for size in shape) == 2
+    return parts[-1] == "query" and is_two and shape[-2] != shape[-1] and not _is_in_a_block(parts)
 
 
 def _is_in_a_block(parts: Sequence[str]) -> bool:
