@@ -15,7 +15,6 @@ from .attributes import attribute
 _TELL = ("get_output_embeddings", "get_classifier")
 # Attributes in which adapters keep the layer that they adapt or replace.
 _ADAPTED = ("base_layer", "original_module")
-_WHOLE = nn.AdaptiveLogSoftmaxWithLoss  # torch's output layer, whose layers are one head
 # Names of heads that say nothing of a layer's place: with a later layer behind them they are hidden.
 _ANY_LINEAR = ("fc", "linear")
 
@@ -37,7 +36,8 @@ def output_heads(model: nn.Module) -> OutputHeads:
     """
     told = [head for module in model.modules() for head in _told(module)]
     network = _network(model)
-    heads = [head for head in told if not isinstance(head, _WHOLE)] + _named_heads(network)
+    apart = [head for head in told if not isinstance(head, nn.AdaptiveLogSoftmaxWithLoss)]
+    heads = apart + _named_heads(network)
     before = [layer for head in heads for layer in _layers_before(head, heads)] + _read_by_later(network)
     guessed = [] if told or _has_named_head(model, before) else _last_layers(network)
     return OutputHeads(told, guessed if _fits_single_outputs(guessed, network) else [], before)
@@ -76,7 +76,7 @@ def layer_inside(module: nn.Module) -> nn.Module:
 
 def _told(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the output modules with parameters that the model's methods return, and torch's own output layer."""
-    if isinstance(module, _WHOLE):
+    if isinstance(module, nn.AdaptiveLogSoftmaxWithLoss):
         yield module
     for method in _TELL:
         try:
@@ -98,10 +98,7 @@ def _network(model: nn.Module) -> nn.Module:
 
 
 def _has_one_block(network: nn.Module) -> bool:
-    """Whether a list or a dict of modules has one member, which writes as many features as it reads.
-
-    It is a block, as in a pipeline's stage; the member of another list, such as an ensemble of one, is a network.
-    """
+    """Whether a list or a dict of modules has one member, a block: unlike a network, it writes as much as it reads."""
     parts = _parts(network) if isinstance(network, (nn.ModuleList, nn.ModuleDict)) else []
     sizes = _sizes(parts[0]) if len(parts) == 1 else []
     return bool(sizes) and sizes[0][0] == sizes[-1][1]
