@@ -50,7 +50,7 @@ def test_the_same_parameters_in_other_groups_are_refused(kernel):
     params = named_parameters()
     saved = kernel.Muon(params.items()).state_dict()
     other = kernel.Muon([{"params": [pair]} for pair in params.items()])
-    with pytest.raises(ValueError, match="same parameters in other groups: make the groups as they were"):
+    with pytest.raises(ValueError, match="same parameters in other groups: call import_state"):
         other.load_state_dict(saved)
 
 

@@ -1,4 +1,7 @@
-"""Import of another optimizer's state: parameters are matched, momentum is rescaled, settings are translated."""
+"""Import of another optimizer's state: parameters are matched, momentum is rescaled, settings are translated.
+
+A state that this package saved in other groups needs no translation: `regrouping` has it.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,17 @@ from ..parameters.argument_checks import check_state_dict
 from ..parameters.file_sources import THIS_PACKAGE, advice_for, source_of
 from ..parameters.names import listed
 from ..parameters.state import REMAINDER
+from .regrouping import regroup_
 from .source_checks import check_needed, check_settings
-from .state_matching import Entry, entries_of, hints_on_order, matched
+from .state_matching import Entry, entries_of, hints_on_order, matched, parameters_of, refusal
 from .state_order import given_groups, given_parameters, names_in_order, orders_that_may_differ, shapes_by_group
 from .state_settings import merged_groups
-from .state_sources import SOURCES, Source, branch_by_flag, translated_state
+from .state_sources import OTHER_GROUPS, SOURCES, Source, translated_state
 
 # Sources whose files are recognised with certainty, by keys that they always have, even before the first step.
 _SURE = ("torch", "adamw")
 # Sources of which some classes update matrices alone, so that another optimizer has the rest.
 _BESIDE_ADAMW = ("torch", "keller_jordan")
-# How many problems an error lists.
-SHOWN = 20
 _ORDER_OF_NAMES = "names must be in the order of the source: the parameters of its first group, then those of the next"
 
 
@@ -46,8 +48,8 @@ def import_state(
 
     Args:
         source: `torch` (torch.optim.Muon), `timm` (with its AdamW or NAdamW), `keller_jordan` (any class of muon.py),
-            `motif`, `moonlight` (toy_train.py), `dion` (its Muon), `dion_normuon` (its NorMuon), or `adamw`
-            (torch.optim.AdamW or Adam alone).
+            `motif`, `moonlight` (toy_train.py), `dion` (its Muon), `dion_normuon` (its NorMuon), `adamw`
+            (torch.optim.AdamW or Adam alone), or `other_groups` (this package).
         adamw_state_dict: the state dict of the torch.optim.AdamW used next to a torch.optim.Muon, or next to a Muon or
             SingleDeviceMuon of muon.py. Without it state and groups of AdamW's parameters stay as they are, and a
             sentence says so.
@@ -59,6 +61,10 @@ def import_state(
             `groups_for`: it does not keep the model's order. Nor is it if they are in fewer groups here, as when an
             embedding and a head had a group each there. For `adamw` fewer groups are enough if shapes tell the
             parameters apart.
+
+    From `other_groups`, parameters get their whole state by name, whatever their groups and their order were. Groups
+    and their settings stay as they are here, learning rates included. A parameter of another branch than in the source,
+    as where a newer `groups_for` sorts it otherwise, keeps the state that it has here, and a sentence names it.
 
     From `adamw`, the fallback's parameters get their whole state, and their group gets the settings. Matrices get
     `exp_avg` as momentum, unchanged: with momentum = beta1, Muon would have computed the same average. Its missing bias
@@ -83,8 +89,10 @@ def import_state(
     entries = _checked_entries(what, state_dict, known)
     by_order = names is None and source == "adamw" and all(entry.name is None for entry in entries)
     likely = source_of(state_dict)
-    if likely == THIS_PACKAGE or (source in _SURE and likely != source):
+    if (likely == THIS_PACKAGE) != (source == OTHER_GROUPS) or (source in _SURE and likely != source):
         raise ValueError(f"the state was not saved by source={source!r}: {advice_for(likely)}")
+    if source == OTHER_GROUPS:
+        return regroup_(optimizer, entries if names is None else _named(entries, names))
     if adamw_state_dict is not None:
         others = _checked_entries("adamw_state_dict", adamw_state_dict, known)
         entries += [entry._replace(branch="adamw") for entry in others]
@@ -93,9 +101,7 @@ def import_state(
     hints = [_ORDER_OF_NAMES] if names is not None and not by_order else []
     entries = entries if names is None else _named(entries, names)
     target = optimizer.state_dict()
-    shapes = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"]]
-    parameters = [each._replace(shape=shape) for each, shape in zip(entries_of(target, branch_by_flag), shapes)]
-    pairs, unmatched, problems = matched(parameters, entries, known)
+    pairs, unmatched, problems = matched(parameters_of(target, optimizer.param_groups), entries, known)
     given = given_groups(optimizer) if by_order else None
     problems += orders_that_may_differ([pair for pair in pairs if by_order or pair[1].name is None], given)
     lacking = [parameter for parameter in unmatched if parameter.state]  # a frozen parameter has no state
@@ -103,7 +109,7 @@ def import_state(
     kept = [parameter for parameter in lacking if parameter.branch == kept_branch]
     problems += [f"{each.name} is missing in the source" for each in lacking if each.branch != kept_branch]
     if problems:
-        raise ValueError(_refusal(problems, [*hints, *hints_on_order(pairs), *other]))
+        raise ValueError(refusal(problems, [*hints, *hints_on_order(pairs), *other]))
     files = [(what, state_dict), ("adamw_state_dict", adamw_state_dict or {"param_groups": ()})]
     check_needed(files, pairs, known, "".join(f": {text}" for text in other))
     state = {parameter.key: parameter.state for parameter in kept}
@@ -148,12 +154,6 @@ def _new_state(parameter: Entry, entry: Entry, source: Source) -> dict[str, Any]
     """Return the state of a parameter of this optimizer from its entry in the source; weights stay as they are."""
     halves = {REMAINDER: parameter.state[REMAINDER]} if REMAINDER in parameter.state else {}
     return {**translated_state(entry.state, entry.group, parameter.branch, source), **halves}
-
-
-def _refusal(problems: Sequence[str], hints: Sequence[str]) -> str:
-    """Return the text of an error: all problems, or the first ones of very many, and then the hints."""
-    more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
-    return "\n  ".join(["the state does not fit:", *problems[:SHOWN], *more, *hints])
 
 
 def _notes_on_rounding(parameters: Sequence[Entry], state: Mapping[Any, Any]) -> list[str]:

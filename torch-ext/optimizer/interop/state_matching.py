@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from ..parameters.names import bare_name, listed, names_of, repeated
-from ..parameters.state import MOMENTS
-from .state_sources import Settings, Source
+from ..parameters.state import COUNT, MOMENTS, SCALE
+from .state_sources import Settings, Source, branch_by_flag
 
 _BRANCHES = ("muon", "adamw")
 # State that does not have the parameter's shape; loading checks it.
-_OTHERWISE = ("step", "variance_neuron")
+_OTHERWISE = (COUNT, SCALE, MOMENTS, "variance_neuron")
+# How many problems an error lists.
+_SHOWN = 20
 _OUT_OF_ORDER = "the source has no names, so its order counted: pass `names`, the names of its parameters in its order"
 
 
@@ -51,19 +53,19 @@ def entries_of(state_dict: Mapping[str, Any], branch_of: Callable[..., Optional[
     return entries
 
 
+def parameters_of(target: Mapping[str, Any], groups: Sequence[Settings]) -> list[Entry]:
+    """Return the parameters of an optimizer, which has these groups and the state dict `target`, in its order."""
+    shapes = [tuple(p.shape) for group in groups for p in group["params"]]
+    return [each._replace(shape=shape) for each, shape in zip(entries_of(target, branch_by_flag), shapes)]
+
+
 def matched(
     parameters: list[Entry], entries: list[Entry], source: Source
 ) -> tuple[list[tuple[Entry, Entry]], list[Entry], list[str]]:
     """Return pairs of parameter and entry (by name, then by order), parameters without an entry, and all problems."""
     known = [entry for entry in entries if entry.name is not None]
-    pairs, strangers = _matched_by_name(parameters, known)
-    unmatched, problems = [], [f"{entry.name} of the source is not here, or comes twice" for entry in strangers]
-    twice = {*repeated(entry.name for entry in known), *repeated(parameter.name for parameter in parameters)}
-    problems += [
-        f"several parameters are called {name}: names have to tell them apart. Construct this optimizer from "
-        f'module.named_parameters(prefix="..."), and pass `names` of the source'
-        for name in sorted(twice & {entry.name for entry in known})
-    ]
+    pairs, strangers = matched_by_name(parameters, known)
+    unmatched, problems = [], problems_of_names(parameters, known, strangers)
     named = {parameter.key for parameter, _ in pairs}
     unclear = {str(entry.branch) for entry in entries if entry.name is None} - set(_BRANCHES)
     if unclear:
@@ -86,13 +88,7 @@ def matched(
     return pairs, unmatched, problems + [text for pair in pairs for text in _misfits(*pair, source)]
 
 
-def hints_on_order(pairs: Sequence[tuple[Entry, Entry]]) -> list[str]:
-    """Return what to pass if a parameter and the entry that has its place in the source differ in shape."""
-    strange = any(entry.name is None and _other_shapes(parameter, entry) for parameter, entry in pairs)
-    return [_OUT_OF_ORDER] if strange else []
-
-
-def _matched_by_name(
+def matched_by_name(
     parameters: Sequence[Entry], entries: Sequence[Entry]
 ) -> tuple[list[tuple[Entry, Entry]], list[Entry]]:
     """Return pairs of parameter and entry, and the entries without a parameter.
@@ -108,6 +104,29 @@ def _matched_by_name(
         pairs += [(parameter, entry) for parameter, entry in found if parameter is not None]
         rest = [entry for parameter, entry in found if parameter is None]
     return pairs, rest
+
+
+def problems_of_names(parameters: Sequence[Entry], entries: Sequence[Entry], strangers: Sequence[Entry]) -> list[str]:
+    """Return a problem for each of the `strangers`, which have no parameter, and for each name that comes twice."""
+    twice = {*repeated(entry.name for entry in entries), *repeated(parameter.name for parameter in parameters)}
+    problems = [f"{entry.name} of the source is not here, or comes twice" for entry in strangers]
+    return problems + [
+        f"several parameters are called {name}: names have to tell them apart. Construct this optimizer from "
+        f'module.named_parameters(prefix="..."), and pass `names` of the source'
+        for name in sorted(twice & {entry.name for entry in entries})
+    ]
+
+
+def refusal(problems: Sequence[str], hints: Sequence[str] = ()) -> str:
+    """Return the text of an error: all problems, or the first ones of very many, and then the hints."""
+    more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
+    return "\n  ".join(["the state does not fit:", *problems[:_SHOWN], *more, *hints])
+
+
+def hints_on_order(pairs: Sequence[tuple[Entry, Entry]]) -> list[str]:
+    """Return what to pass if a parameter and the entry that has its place in the source differ in shape."""
+    strange = any(entry.name is None and _other_shapes(parameter, entry) for parameter, entry in pairs)
+    return [_OUT_OF_ORDER] if strange else []
 
 
 def _misfits(parameter: Entry, entry: Entry, source: Source) -> list[str]:
@@ -130,6 +149,11 @@ def _misfits(parameter: Entry, entry: Entry, source: Source) -> list[str]:
             f"{parameter.name} needs the state {', '.join(parameter.state)}, got {', '.join(wanted)}: construct the "
             "optimizer with second_moment='none', and set it in its groups after the import"
         ]
+    return problems_of_shapes(parameter, entry)
+
+
+def problems_of_shapes(parameter: Entry, entry: Entry) -> list[str]:
+    """Return a problem for each state tensor that does not have the parameter's shape and should."""
     other_shapes = _other_shapes(parameter, entry).items()
     return [
         f"{parameter.name} is {parameter.shape} here, its {key} in the source {shape}" for key, shape in other_shapes

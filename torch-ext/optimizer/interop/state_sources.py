@@ -164,7 +164,11 @@ _DION = Source(
     sums=True,
 )
 
+# The source of files that this package saved in other groups, which need no translation: `regrouping` reads them.
+OTHER_GROUPS = "other_groups"
+
 SOURCES = {
+    OTHER_GROUPS: Source({"muon": {}, "adamw": {}}),
     # torch/optim/_muon.py and torch/optim/adamw.py, torch 2.13
     "torch": Source(
         {"muon": {**_SHARED, **_RECIPE}, "adamw": {**_ADAMW, "maximize": "maximize"}},

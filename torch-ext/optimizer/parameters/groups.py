@@ -148,7 +148,8 @@ def loaded_group(
     parameter; the first parameter of this group has the position `first` in the file. Raises ValueError or TypeError if
     group or state do not fit, or if a parameter would be seen as other matrices than when it was saved.
     """
-    _check_same_group(current, saved)
+    check_format(saved)
+    _check_same_branch(current, saved)
     saved = dict(saved)
     lengths = saved.pop(LENGTHS, None)
     lengths = lengths and _NUMBER_OF_NAMES.sub("", str(lengths))
@@ -185,13 +186,16 @@ def loaded_group(
     return loaded
 
 
-def _check_same_group(current: Group, saved: Group) -> None:
-    """Raise ValueError if `saved` has another branch or a later format."""
+def check_format(saved: Group) -> None:
+    """Raise ValueError if a saved group has a later format."""
     if saved.get("state_format", STATE_FORMAT) not in range(1, STATE_FORMAT + 1):
         raise ValueError(
             f"the state was saved in format {saved['state_format']}, this version knows 1 to {STATE_FORMAT}: load it "
             "with the version of this package that saved it, or a later one"
         )
+
+
+def _check_same_branch(current: Group, saved: Group) -> None:
     flag("use_muon of a saved group", saved.get("use_muon", True))
     if saved.get("use_muon", current["use_muon"]) != current["use_muon"]:
         names = {True: "Muon", False: "AdamW"}
