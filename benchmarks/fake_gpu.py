@@ -197,7 +197,7 @@ def fake_gpu(kernel: ModuleType, way: str) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(Unguarded())
-        gpu = kernel.kernels.predictions.Gpu(*GPU)
+        gpu = kernel.kernels.speeds.predictions.Gpu(*GPU)
         stack.enter_context(mock.patch.object(kernel.polar.packing, "gpu_of", lambda device: gpu))
         stack.enter_context(replaced(kernel, {products.select_products: lambda *_: table}))
         if way == "replayed":

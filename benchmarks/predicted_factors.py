@@ -24,13 +24,13 @@ def predicted_factors(
     The model knows GPUs of some capabilities, products in half precision, and the symmetric kernel from a side on. It
     knows no iteration in one launch. `copied` is how many bytes the device copies in a second.
     """
-    gpu, predictions = modelled_gpu(kernel, device), kernel.kernels.predictions
+    gpu, predictions = modelled_gpu(kernel, device), kernel.kernels.speeds.predictions
     halves = {*kernel.kernels.formats.HALF_DTYPES}
     if gpu is None or iteration.in_one_launch or not {iteration.work_dtype, iteration.chain_dtype} <= halves:
         return None
     with FakeTensorMode(allow_non_fake_inputs=True), Unguarded(), Work() as work:
         kernel.polar.factors.polar_factors(torch.empty(shape, device=device), iteration, EPS)
-    tuned, dtype = kernel.kernels.tuned, iteration.work_dtype
+    tuned, dtype = kernel.kernels.gpu.tuned, iteration.work_dtype
 
     def is_compiled(m: int, k: int) -> bool:
         return tuned.launches_hopper_gemm(device, dtype, m, k)

@@ -1,9 +1,9 @@
 """The time on a GPU of a step counted on fake tensors, by the package's model of products. Nothing is timed.
 
-Products take what `kernels.predictions` says, everything else as long as moving its bytes takes (`pass_seconds`), and
-each kernel a gap after the one before it. Copies that torch makes of addends are such passes, too; those of small
-matrices may be faster, as they lie in the cache. The host's time is not included, as in a step whose launches are
-replayed.
+Products take what `kernels.speeds.predictions` says, everything else as long as moving its bytes takes
+(`pass_seconds`), and each kernel a gap after the one before it. Copies that torch makes of addends are such
+passes, too; those of small matrices may be faster, as they lie in the cache. The host's time is not included, as in a
+step whose launches are replayed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COPIED, REACHED, GAP = 4.3e12, 0.8, 1e-6
 ADAMW_BYTES = 28
 
 # The numbers of sections that `hopper_gemm_` is tried with, and how many pairs of multiprocessors its squares are cut
-# for: `kernels.tuned.COMPILED` and `kernels.hopper_gemm.PAIRS`.
+# for: `kernels.gpu.tuned.COMPILED` and `kernels.gpu.hopper_gemm.PAIRS`.
 SECTIONS, PAIRS = (1, 3, 5), 66
 
 # Batch, m and k of X (batch, m, k).
@@ -35,8 +35,8 @@ SymmetricSeconds = Callable[..., float]
 
 def modelled_gpu(kernel: ModuleType, device: torch.device):
     """Return the `Gpu` of a device whose rates the package's model knows; None for any other device."""
-    gpu = kernel.kernels.machine.gpu_of(device)
-    known = gpu is not None and gpu.capability in kernel.kernels.predictions.RATES and not torch.version.hip
+    gpu = kernel.kernels.speeds.machine.gpu_of(device)
+    known = gpu is not None and gpu.capability in kernel.kernels.speeds.predictions.RATES and not torch.version.hip
     return gpu if known else None
 
 
@@ -70,8 +70,8 @@ def in_sections(predictions: ModuleType, gpu, size: Size, sections: int, copied:
 
 def in_config(kernel: ModuleType, gpu, size: Size, config: tuple, copied: float = COPIED) -> float | None:
     """Return the seconds of X Xᵀ of X `size` launched in a configuration; None if they are not predicted."""
-    predictions = kernel.kernels.predictions
-    if config in kernel.kernels.tuned.COMPILED:
+    predictions = kernel.kernels.speeds.predictions
+    if config in kernel.kernels.gpu.tuned.COMPILED:
         return in_sections(predictions, gpu, size, config.sections, copied)
     known = predictions.predicted_gain(gpu, *size[1:]) is not None
     return by_triton(predictions, gpu, size) if known else None
@@ -92,7 +92,7 @@ def predicted_seconds(
     kernel: ModuleType, work: Work, symmetric: SymmetricSeconds = by_triton, copied: float = COPIED, gpu: tuple = GPU
 ) -> float:
     """Return the seconds of counted kernels on a GPU, any of the model's, with any rate of copies."""
-    predictions = kernel.kernels.predictions
+    predictions = kernel.kernels.speeds.predictions
     gpu = predictions.Gpu(*gpu)
 
     def seconds(product: Product) -> float:
@@ -113,5 +113,5 @@ def pass_seconds(moved: float, copied: float = COPIED) -> float:
 
 def goal_seconds(kernel: ModuleType, flop: float, elements: int) -> float:
     """Return the goal for a step: one pass of fused AdamW over all elements, and 1.2 times the time of `flop`."""
-    sustained = GPU[1] * kernel.kernels.predictions.RATES[GPU[0]].sustained
+    sustained = GPU[1] * kernel.kernels.speeds.predictions.RATES[GPU[0]].sustained
     return pass_seconds(ADAMW_BYTES * elements) + 1.2 * flop / sustained

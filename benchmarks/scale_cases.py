@@ -83,7 +83,11 @@ def untouched(kernel: ModuleType) -> Iterator[None]:
             stack.enter_context(mock.patch.object(where, name, by))
 
         replace(dist, "all_to_all_single", _send_nothing)
-        replace(kernel.step.meeting, "all_reduce_sum_", _others_agree(kernel.step.meeting.all_reduce_sum_))
+        replace(
+            kernel.step.agreement.meeting,
+            "all_reduce_sum_",
+            _others_agree(kernel.step.agreement.meeting.all_reduce_sum_),
+        )
         replace(torch, "zeros_like", torch.empty_like)
         replace(torch, "_foreach_copy_", _copy_nothing)
         replace(Tensor, "index_copy_", lambda buffer, dim, places, flags: torch.empty_like(flags).copy_(flags))

@@ -146,7 +146,7 @@ def host_milliseconds(kernel: ModuleType, parameters: Sequence[Parameter], devic
         for p in parameters
         if p.matrix
     ]
-    with replaced(kernel, {select: empty_products, small: lambda *size: kernel.kernels.gains.Gain()}):
+    with replaced(kernel, {select: empty_products, small: lambda *size: kernel.kernels.speeds.gains.Gain()}):
         step = step_of(build_ours(kernel, make_weights(shrunk, device)))
         seconds = []
         for _ in range(WARM_UP + steps):

@@ -64,7 +64,7 @@ def works(module: ModuleType, calls: int) -> Iterator[tuple[str, Callable[[], No
 def measure(package: Path, rounds: int, calls: int) -> dict[str, dict]:
     """Return the microseconds of a call of each row. RuntimeError if any call was not exactly one launch."""
     with stubbed_gpu(GPU, package) as driver:
-        module = kernel_module(package, "launch_cache")
+        module = kernel_module(package, "gpu.launch_cache")
         with mock.patch.object(module, "can_launch_on", lambda A: type(A) is Tensor and A.is_cpu):
             rows = dict(works(module, calls))
             for work in rows.values():  # the first call compiles

@@ -80,7 +80,9 @@ def gpu_like(kernel: ModuleType, parameters: Sequence[Parameter], stack: ExitSta
     as_on_gpu = {chain_key: lambda device, iteration: chain_key(torch.device("cuda"), iteration)}
     stack.enter_context(replaced(kernel, {products.select_products: lambda *_: table, **as_on_gpu}))
     stack.callback(lambda ops: None, empty_adamw())
-    stack.enter_context(mock.patch.object(kernel.kernels.launch_cache, "can_launch_on", lambda A: type(A) is Tensor))
+    stack.enter_context(
+        mock.patch.object(kernel.kernels.gpu.launch_cache, "can_launch_on", lambda A: type(A) is Tensor)
+    )
 
 
 def empty_adamw() -> Library:
@@ -117,7 +119,7 @@ def measure(kernel: ModuleType, parameters: Sequence[Parameter], rounds: int) ->
     """Return the row of each way of launching."""
     variant = Path(kernel.__file__).parent
     with ExitStack() as stack:
-        driver = stack.enter_context(stubbed_gpu(GPU, variant, kernel.kernels.symmetric_gemm))
+        driver = stack.enter_context(stubbed_gpu(GPU, variant, kernel.kernels.gpu.symmetric_gemm))
         gpu_like(kernel, parameters, stack)
         stack.callback(lambda ops: None, empty_ops(read_metadata(variant)["id"]))
         optimizer = build(kernel, parameters)

@@ -87,7 +87,7 @@ def prove(symmetric_gemm: Callable, X: Tensor) -> list[str]:
 
 
 def measure(kernel: ModuleType, shape: tuple[int, int, int], dtype: str, device: torch.device) -> Result:
-    generator, symmetric_gemm = torch.Generator(device).manual_seed(0), kernel.kernels.symmetric_gemm.symmetric_gemm
+    generator, symmetric_gemm = torch.Generator(device).manual_seed(0), kernel.kernels.gpu.symmetric_gemm.symmetric_gemm
     X = torch.randn(shape, generator=generator, dtype=DTYPES[dtype], device=device)
     others = kernel.tuning.proof.adversarial(X, *shape[1:])
     problems = prove(symmetric_gemm, X) + [f"{text} (adversarial)" for text in prove(symmetric_gemm, others)]
@@ -106,9 +106,9 @@ def predicted(kernel: ModuleType, X: Tensor) -> dict[str, float]:
     (b, m, k), gpu = X.shape, modelled_gpu(kernel, X.device)
     if gpu is None:
         return {}
-    config = kernel.kernels.symmetric_gemm.chosen_for(X, X.mT, None, X.new_empty(b, m, m))
+    config = kernel.kernels.gpu.symmetric_gemm.chosen_for(X, X.mT, None, X.new_empty(b, m, m))
     ours = in_config(kernel, gpu, (b, m, k), config)
-    torchs = kernel.kernels.predictions.dense_seconds(gpu, b, (m, m, k))
+    torchs = kernel.kernels.speeds.predictions.dense_seconds(gpu, b, (m, m, k))
     return {} if ours is None else {"predicted_seconds": ours, "predicted_torch_seconds": torchs}
 
 

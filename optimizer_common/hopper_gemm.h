@@ -1,4 +1,4 @@
-// The checked arguments of hopper_gemm_; its contract is in torch-ext/optimizer/kernels/hopper_gemm.py.
+// The checked arguments of hopper_gemm_; its contract is in torch-ext/optimizer/kernels/gpu/hopper_gemm.py.
 #pragma once
 
 #include "arguments.h"

@@ -201,10 +201,10 @@ def portable_kernel(shipped_kernel: ModuleType, tmp_path_factory: pytest.TempPat
 def measurements(kernel, monkeypatch, tmp_path):
     """The store of measurements, with a cache folder of its own and nothing known."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kernel.kernels.measurements.forget()
-    yield kernel.kernels.measurements
+    kernel.kernels.speeds.measurements.forget()
+    yield kernel.kernels.speeds.measurements
     monkeypatch.undo()
-    kernel.kernels.measurements.forget()
+    kernel.kernels.speeds.measurements.forget()
 
 
 @pytest.fixture(scope="session")

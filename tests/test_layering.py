@@ -1,6 +1,7 @@
 """Imports point down the floors, none hides in a function, and the package needs torch and triton alone.
 
-Floors are the folders and files at the top of the package, by name; inside a floor imports only may not go round.
+Floors are the folders and files at the top of the package, by name. Inside a floor imports may not go round, and some
+of its folders import nothing else of it.
 """
 
 import ast
@@ -26,6 +27,8 @@ FLOORS = [
     {"interop"},
     {"__init__"},
 ]
+# Folders inside a floor that know nothing else of it.
+SELF_CONTAINED = {("interop", "models"), ("step", "agreement")}
 IMPORTS = (ast.Import, ast.ImportFrom)
 # What alone may import under a condition, by the statement of the condition: Triton and a library may be missing.
 GUARDS = {ast.Try: ("kernels", "products"), ast.If: ("kernels", "native")}
@@ -79,6 +82,11 @@ def read(module, text):
     below = {other for other in relative_imports(module, tree) if other != ("_ops",)}
     found = [f"{module} imports {o} from above" for o in below if floor(o[0]) > floor(module[0])]
     found += [
+        f"{module} imports {o}, and {'/'.join(module[:2])} is self-contained"
+        for o in below
+        if module[:2] in SELF_CONTAINED and o[0] == module[0] and o[:2] != module[:2]
+    ]
+    found += [
         f"{module} imports {name}, which begins with {LOWEST[library]}"
         for name in absolute_imports(tree)
         for library in LOWEST
@@ -129,6 +137,7 @@ PLANTED = {
     "a guard": ("iteration.py", "try:\n    import math\nexcept ImportError:\n    pass", "kernels/products.py alone"),
     "a condition": ("kernels/products.py", "if torch:\n    import math", "kernels/native.py alone"),
     "process groups in the tuning": ("tuning/race.py", "import torch.distributed", "begins with plan"),
+    "a step in what ranks compare": ("step/agreement/copies.py", "from ..change import Change", "is self-contained"),
     "another library": ("muon.py", "import numpy", "needs numpy"),
     "triton below the kernels": ("schedules.py", "import triton", "begins with kernels"),
     "the compiled ops elsewhere": ("rules/descent.py", "from .._ops import ops", "kernels/native.py alone"),
@@ -147,7 +156,7 @@ def test_no_module_reads_the_environment():
     """But for the folder of the user's caches, which is the system's convention and no switch of this package."""
     for path in files_of(PACKAGE):
         text = path.read_text()
-        if path == PACKAGE / "kernels" / "measurement_file.py":
+        if path == PACKAGE / "kernels/speeds/measurement_file.py":
             text = text.replace('os.environ.get("XDG_CACHE_HOME", "")', "", 1)
         assert "environ" not in text and "getenv" not in text, path
 

@@ -110,12 +110,12 @@ def test_sweep_proof_finds_wrong_products(spoil, problem):
 def predicted(kernel, monkeypatch):
     """What the sweep predicts on an H200 for a shape that is launched in a configuration, by default the safe one."""
     pytest.importorskip("triton")
-    tuned, gpu = kernel.kernels.tuned, kernel.kernels.predictions.Gpu(90, 132, 50 * 2**20)
-    monkeypatch.setattr(kernel.kernels.machine, "gpu_of", lambda _: gpu)
+    tuned, gpu = kernel.kernels.gpu.tuned, kernel.kernels.speeds.predictions.Gpu(90, 132, 50 * 2**20)
+    monkeypatch.setattr(kernel.kernels.speeds.machine, "gpu_of", lambda _: gpu)
 
     def of(shape, config=None):
         config = config or tuned.safe_config(tuned.HOPPERS, torch.float16, shape[1], True, True)
-        monkeypatch.setattr(kernel.kernels.symmetric_gemm, "chosen_for", lambda *operands: config)
+        monkeypatch.setattr(kernel.kernels.gpu.symmetric_gemm, "chosen_for", lambda *operands: config)
         return sweep_symmetric_gemm.predicted(kernel, torch.empty(shape, dtype=torch.float16, device="meta"))
 
     return of
@@ -124,9 +124,9 @@ def predicted(kernel, monkeypatch):
 @pytest.mark.parametrize("shape", [(7, 2048, 2048), (1, 3072, 3072), (64, 256, 1280)])
 def test_sweep_predicts_the_kernel_that_is_chosen(kernel, predicted, shape):
     """In its own number of sections, and below the side from which on Triton's is known, too."""
-    model = kernel.kernels.predictions
+    model = kernel.kernels.speeds.predictions
     gpu = model.Gpu(90, 132, 50 * 2**20)
-    for config in kernel.kernels.tuned.COMPILED:
+    for config in kernel.kernels.gpu.tuned.COMPILED:
         expected = in_sections(model, gpu, shape, config.sections)
         assert predicted(shape, config)["predicted_seconds"] == expected != model.symmetric_seconds(gpu, *shape)
     assert bool(predicted(shape)) == (shape[1] > model.small_side(90))

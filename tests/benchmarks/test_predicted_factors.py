@@ -23,8 +23,8 @@ LONG = 8, 1024, 4096
 @pytest.fixture
 def gpu(kernel, monkeypatch):
     """Make `kernel` see an H200."""
-    found = kernel.kernels.predictions.Gpu(*GPU)
-    for module in (kernel.kernels.machine, kernel.polar.packing):
+    found = kernel.kernels.speeds.predictions.Gpu(*GPU)
+    for module in (kernel.kernels.speeds.machine, kernel.polar.packing):
         monkeypatch.setattr(module, "gpu_of", lambda device: found)
     return found
 
@@ -40,7 +40,7 @@ def task_of(kernel, way: str, sides: tuple[int, int], work_dtype: torch.dtype = 
 def test_torchs_iteration_takes_its_products_and_gaps(kernel, gpu):
     """If passes took no time: a gap each for the norm's sums, root and division, and in each step for copy and sum."""
     batch, m, n = 1, 1024, 4096
-    dense, iteration = kernel.kernels.predictions.dense_seconds, task_of(kernel, "torch", (m, n)).over_torch
+    dense, iteration = kernel.kernels.speeds.predictions.dense_seconds, task_of(kernel, "torch", (m, n)).over_torch
     products = STEPS * sum(dense(gpu, batch, size) for size in ((m, m, n), (m, m, m), (m, n, m)))
     found = predicted_factors(kernel, iteration, (batch, m, n), CUDA, inf)
     assert found == pytest.approx(products + (3 + 2 * STEPS) * GAP)
@@ -49,7 +49,7 @@ def test_torchs_iteration_takes_its_products_and_gaps(kernel, gpu):
 @pytest.mark.parametrize("m, k", [(1024, 1024), (1024, 4096)])
 def test_torchs_products_take_what_is_launched_beside_them(kernel, gpu, m, k):
     """For X Xᵀ nothing; for squares the copy of the addend, and the sum on the diagonal, in two bytes an element."""
-    (batch, copied), products = (3, 3e12), kernel.kernels.predictions.dense_seconds(gpu, 3, (m, m, k))
+    (batch, copied), products = (3, 3e12), kernel.kernels.speeds.predictions.dense_seconds(gpu, 3, (m, m, k))
     beside = pass_seconds(batch * 2 * 2 * (m * m + m), copied) + 2 * GAP if m == k else 0.0
     expected = (2 if m == k else 1) * products + beside
     assert predicted_by_torch(kernel, gpu, (batch, m, k), copied) == pytest.approx(expected)
@@ -72,7 +72,7 @@ def test_the_compiled_product_is_predicted_where_it_is_launched(kernel, gpu, mon
     small = task_of(kernel, "symmetric", (256, 1024)).iteration, (64, 256, 1024)
     long = task_of(kernel, "symmetric", LONG[1:]).iteration, LONG
     triton = [predicted_factors(kernel, *each, CUDA, 4e12) for each in (small, long)]
-    monkeypatch.setattr(kernel.kernels.tuned, "launches_hopper_gemm", lambda *size: True)
+    monkeypatch.setattr(kernel.kernels.gpu.tuned, "launches_hopper_gemm", lambda *size: True)
     compiled = [predicted_factors(kernel, *each, CUDA, 4e12) for each in (small, long)]
     assert triton[0] is None and compiled[0] > 0 and compiled[1] < triton[1]
 
@@ -82,7 +82,7 @@ def test_what_the_model_does_not_know_is_not_predicted(kernel, gpu, monkeypatch)
     unknown = [iteration._replace(in_one_launch=True), iteration._replace(chain_dtype=torch.float32)]
     assert [predicted_factors(kernel, each, LONG, CUDA, 4e12) for each in unknown] == [None, None]
     for other in (gpu._replace(capability=100), None):
-        monkeypatch.setattr(kernel.kernels.machine, "gpu_of", lambda device, other=other: other)
+        monkeypatch.setattr(kernel.kernels.speeds.machine, "gpu_of", lambda device, other=other: other)
         assert predicted_factors(kernel, iteration, LONG, CUDA, 4e12) is None
 
 

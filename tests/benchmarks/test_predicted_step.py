@@ -30,13 +30,13 @@ COPY = Record("environment", "copy", "ok", 1.0, value={"giga_bytes": 3e3})
 
 @pytest.fixture
 def model(kernel):
-    predictions = kernel.kernels.predictions
+    predictions = kernel.kernels.speeds.predictions
     return predictions, predictions.Gpu(*GPU)
 
 
 def test_its_numbers_are_those_of_the_kernel(kernel):
-    assert [config.sections for config in kernel.kernels.tuned.COMPILED] == list(SECTIONS)
-    assert kernel.kernels.hopper_gemm.PAIRS == PAIRS
+    assert [config.sections for config in kernel.kernels.gpu.tuned.COMPILED] == list(SECTIONS)
+    assert kernel.kernels.gpu.hopper_gemm.PAIRS == PAIRS
 
 
 @pytest.mark.parametrize("batch, m, rounds", [(22, 512, 1), (23, 512, 2), (11, 2048, 6), (2, 4096, 5), (1, 8192, 8)])
@@ -74,8 +74,8 @@ def lab_in(folder: Path, kernel, *records: Record) -> SimpleNamespace:
 
 def test_the_lab_predicts_the_product_that_has_won(kernel, model, monkeypatch, tmp_path):
     """As `gpu_contest` times square matrices, by two products."""
-    (predictions, gpu), tuned = model, kernel.kernels.tuned
-    monkeypatch.setattr(kernel.kernels.machine, "gpu_of", lambda device: gpu)
+    (predictions, gpu), tuned = model, kernel.kernels.gpu.tuned
+    monkeypatch.setattr(kernel.kernels.speeds.machine, "gpu_of", lambda device: gpu)
     lab = lab_in(tmp_path, kernel, COPY)
     task = SimpleNamespace(need=("symmetric_gemm", "float16", 4096, 4096), device=None)
     compiled, triton = (
@@ -114,8 +114,8 @@ def test_the_lab_predicts_steps_by_its_own_copy_on_a_gpu_like_the_models(
     kernel, monkeypatch, tmp_path, gpu, records, known
 ):
     """An H100 has the multiprocessors of an H200, but a slower memory."""
-    found = None if gpu is None else kernel.kernels.predictions.Gpu(*gpu)
-    monkeypatch.setattr(kernel.kernels.machine, "gpu_of", lambda device: found)
+    found = None if gpu is None else kernel.kernels.speeds.predictions.Gpu(*gpu)
+    monkeypatch.setattr(kernel.kernels.speeds.machine, "gpu_of", lambda device: found)
     predicted = step_ways.predicted_times(lab_in(tmp_path, kernel, *records), TINY_MODEL)
     expected = [1e3 * predicted_step(kernel, TINY_MODEL, way, 3e12) for way in PREDICTED]
     assert list(predicted.values()) == (expected if known else [None] * len(PREDICTED))

@@ -233,7 +233,7 @@ def test_host_time_is_of_separate_products_whatever_was_measured_for_small_matri
         return torch.empty_like(X)
 
     known = {
-        products.small_choice: lambda *size: built.kernels.gains.Gain(2.0, "shipped"),
+        products.small_choice: lambda *size: built.kernels.speeds.gains.Gain(2.0, "shipped"),
         products.small_polar.small_polar: small_polar,
     }
     with replaced(built, known):

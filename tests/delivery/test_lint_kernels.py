@@ -50,7 +50,7 @@ def test_fast_cases_pass_on_three_gpu_generations(variant):
 
 
 def test_every_symmetric_gemm_config_is_linted(kernel, variant):
-    tuned = kernel.kernels.tuned
+    tuned = kernel.kernels.gpu.tuned
     linted = {(case.gpu, case.dtype, tuple(case.config)) for case in cases.all_cases(variant)}
     sides = (1, 64, 256, 257, 768, 769, 1000, 4096, 20000)
     dtypes = kernel.kernels.operands.TRITON_DTYPES
@@ -64,7 +64,7 @@ def test_every_symmetric_gemm_config_is_linted(kernel, variant):
 
 
 def test_configurations_that_compete_are_linted_with_the_operands_of_a_step(kernel, variant):
-    tuned = kernel.kernels.tuned
+    tuned = kernel.kernels.gpu.tuned
     products = [case for case in cases.all_cases(variant) if case.kernel == "symmetric_gemm"]
     linted = {(case.gpu, case.layout, tuple(case.config)) for case in products}
     for gpu in cases.GPUS:
@@ -83,7 +83,7 @@ def test_spills_are_a_problem_of_what_is_chosen_and_a_drawback_of_what_competes(
 
 
 def test_every_small_polar_config_is_linted(kernel, variant):
-    tuned = kernel.kernels.tuned
+    tuned = kernel.kernels.gpu.tuned
     linted = {(case.gpu, case.dtype, case.config) for case in cases.all_cases(variant) if case.kernel == "small_polar"}
     for gpu, dtype, m in itertools.product(cases.GPUS, ("float16", "bfloat16", "float32"), range(1, 129)):
         target = tuned.Target("cuda", CAPABILITIES[gpu]) if gpu in CAPABILITIES else tuned.Target("hip", 0)
@@ -96,8 +96,8 @@ def test_every_small_polar_config_is_linted(kernel, variant):
 def test_measured_configs_are_linted_in_every_layout(package):
     """A file that does not name its target raises."""
     entry = dict(m=2048, k=8192, tile=128, tile_k=64, group=4, warps=8, stages=3, sections=1, gain=1.3)
-    (package / "kernels/configs").mkdir(exist_ok=True)
-    file = package / "kernels/configs/NVIDIA_H200.json"
+    (package / "kernels/speeds/configs").mkdir(exist_ok=True)
+    file = package / "kernels/speeds/configs/NVIDIA_H200.json"
     small = {"m": 60, "k": 256, "side": 64, "width": 32, "depth": 64, "warps": 8, "stages": 2, "on_chip": 0}
     tables = {"symmetric_gemm": {"bfloat16": [entry]}, "small_polar": {"float16": 2 * [small | {"gain": 1.3}]}}
     file.write_text(json.dumps({"target": "sm_90", **tables}))
@@ -137,7 +137,7 @@ def test_small_polar_configs_that_do_not_fit_are_refused(variant):
 
 def test_step_with_extra_products_is_refused(package):
     sums = "sums = panel(A, B, first, SIDE, SIDE, WIDTH, DEPTH)"
-    edit(package / "kernels/panels.py", sums, "\n    ".join([sums, *7 * [sums.replace("sums =", "sums +=", 1)]]))
+    edit(package / "kernels/gpu/panels.py", sums, "\n    ".join([sums, *7 * [sums.replace("sums =", "sums +=", 1)]]))
     case = cases.SmallPolarCase("sm_80", True, "float16", 64, (64, 64, 64, 4, 2, 0))
     assert "multiplies" in refusal(package, case)
 
@@ -150,7 +150,7 @@ def test_step_with_extra_products_is_refused(package):
     ],
 )
 def test_kernel_not_multiplying_each_tile_once_is_refused(package, instead, complaint):
-    edit(package / "kernels/symmetric_gemm.py", DOT, instead)
+    edit(package / "kernels/gpu/symmetric_gemm.py", DOT, instead)
     assert complaint in refusal(package, WIDE)
 
 
@@ -231,7 +231,7 @@ def test_configs_that_never_win_are_named(variant):
     ],
 )
 def test_kernel_with_a_slow_loop_or_store_is_named(package, old, new, complaint):
-    edit(package / "kernels/symmetric_gemm.py", old, new)
+    edit(package / "kernels/gpu/symmetric_gemm.py", old, new)
     row = lint.examine(package, WIDE)
     assert any(re.search(complaint, reason) for reason in row.drawbacks), row
 

@@ -130,7 +130,7 @@ def move_blocks_(native: ModuleType) -> Callable:
 @pytest.fixture(scope="session")
 def tuned(kernel: ModuleType) -> ModuleType:
     """How `kernel` chooses launch configurations."""
-    return kernel.kernels.tuned
+    return kernel.kernels.gpu.tuned
 
 
 @pytest.fixture(scope="session")

@@ -71,7 +71,7 @@ def loaded(variant: str, folder: str) -> list | str:
         return f"{type(error).__name__}: {error}"
     products, gpu = kernel.kernels.products, torch.device("cuda", 0)
     factor = kernel.orthogonalize(torch.eye(4, 8))
-    with mock.patch.object(products, "gpu_of", lambda _: kernel.kernels.predictions.Gpu(90, 132, 50 * 2**20)):
+    with mock.patch.object(products, "gpu_of", lambda _: kernel.kernels.speeds.predictions.Gpu(90, 132, 50 * 2**20)):
         table = products.select_products(gpu, torch.bfloat16, 512, 512)
         small = products.small_choice(gpu, torch.bfloat16, 64, 64).gain
         return [factor.isfinite().all().item(), products.launches_triton(gpu), small, table.name, table.source]
@@ -88,7 +88,7 @@ def folder_with(folder: Path, triton: str) -> Path:
 def mistaken(built: Path, folder: Path, mistake: str) -> Path:
     """Return a copy of a variant with a mistake in a file that imports Triton."""
     variant = shutil.copytree(built, folder / built.name)
-    file = variant / "kernels" / "small_polar.py"
+    file = variant / "kernels/gpu/small_polar.py"
     file.write_text(file.read_text().replace("import triton\n", f"{mistake}\nimport triton\n", 1))
     return variant
 

@@ -33,7 +33,7 @@ FILES = [("code.py", True), ("folder/code.py", True), ("ops.so", True), ("ops.py
 @pytest.mark.parametrize("name, counts", FILES)
 def test_measurements_are_of_one_library_and_one_code(kernel, build_metadata, monkeypatch, tmp_path, name, counts):
     """On every system: Windows has libraries of another name."""
-    machine = kernel.kernels.machine
+    machine = kernel.kernels.speeds.machine
     for module in (build_metadata, machine):
         monkeypatch.setattr(module, "VARIANT", tmp_path)
     digests = set()

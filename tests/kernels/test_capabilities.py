@@ -108,11 +108,11 @@ def test_parameters_of_adamw_alone_run_torchs_operations(kernel, settings, shape
 @pytest.mark.parametrize(("archs", "is_there"), [(ARCHS, True), (["9.0"], False), (None, True)], ids=str)
 def test_the_product_for_one_capability_is_chosen_only_where_it_is_built(kernel, gpu, monkeypatch, archs, is_there):
     """`matmul_transpose` asks for no other code of the build, so it takes every GPU."""
-    device, tuned = gpu(archs, (9, 0)), kernel.kernels.tuned
+    device, tuned = gpu(archs, (9, 0)), kernel.kernels.gpu.tuned
     size = {"m": 64, "k": 64, **tuned.HOPPER._asdict()}
-    monkeypatch.setattr(kernel.kernels.gains, "shipped_entries", lambda *asked: [size])
+    monkeypatch.setattr(kernel.kernels.speeds.gains, "shipped_entries", lambda *asked: [size])
     built = is_there and not kernel.kernels.native.IS_PORTABLE
-    assert kernel.kernels.hopper_gemm.is_built() == built
+    assert kernel.kernels.gpu.hopper_gemm.is_built() == built
     assert tuned.launches_hopper_gemm(device, torch.float16, 2048, 2048) == built
 
 
@@ -148,11 +148,11 @@ def test_code_runs_where_the_loader_says_that_it_does(kernel):
 @pytest.mark.parametrize(("capability", "kernels"), [(75, 0), (80, 3)])
 def test_tritons_kernels_are_not_tried_where_triton_supports_none(kernel, capability, kernels):
     """Triton refuses no GPU older than 8.0, but says that it supports none: torch multiplies there."""
-    known = kernel.kernels.predictions.Gpu(capability, 40, 4 << 20)
+    known = kernel.kernels.speeds.predictions.Gpu(capability, 40, 4 << 20)
     device = torch.device("cuda", 0)
-    with mock.patch.object(kernel.kernels.machine, "gpu_of", lambda device: known):
+    with mock.patch.object(kernel.kernels.speeds.machine, "gpu_of", lambda device: known):
         assert len(kernel.tuning.contest.tasks_of(device, torch.float16, (64, 256), 1)) == kernels
-        with mock.patch.object(kernel.kernels.products, "gain_of", lambda *_: kernel.kernels.gains.Gain(2.0)):
+        with mock.patch.object(kernel.kernels.products, "gain_of", lambda *_: kernel.kernels.speeds.gains.Gain(2.0)):
             asked = [choice(device, torch.float16, 64, 256).gain for choice in choices(kernel)]
     assert asked == ([2.0, 2.0] if kernels else [None, None])
 

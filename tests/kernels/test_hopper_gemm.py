@@ -25,8 +25,8 @@ class Operation:
 def package(monkeypatch):
     """The package's modules by name, in which the compiled product was measured to be the fastest on "a GPU"."""
     modules = {
-        name: compiled.kernel_module(compiled.PACKAGE, name)
-        for name in ("launch_cache", "symmetric_gemm", "tuned", "native")
+        name.rpartition(".")[2]: compiled.kernel_module(compiled.PACKAGE, name)
+        for name in ("gpu.launch_cache", "gpu.symmetric_gemm", "gpu.tuned", "native")
     }
     operation = Operation()
     monkeypatch.setattr(modules["native"], "hopper_gemm_", operation, raising=False)
@@ -116,7 +116,7 @@ def test_without_a_measurement_it_is_never_chosen(package, monkeypatch):
     ("sm_90", HALF, True), ("sm_90", torch.bfloat16, True), ("sm_90", torch.float32, False), ("sm_100", HALF, False),
 ])  # fmt: skip
 def test_it_competes_on_its_gpu_alone(kernel, monkeypatch, gpu, dtype, competes):
-    candidates, tuned = kernel.tuning.candidates, kernel.kernels.tuned
+    candidates, tuned = kernel.tuning.candidates, kernel.kernels.gpu.tuned
     monkeypatch.setattr(candidates, "target_of", lambda device: tuned.Target("cuda", int(gpu.removeprefix("sm_"))))
     configs = candidates.product_configs(torch.device("cpu"), dtype, 2048)
     assert [config in configs for config in tuned.COMPILED] == [competes] * len(tuned.COMPILED)
@@ -127,15 +127,17 @@ def test_it_competes_on_its_gpu_alone(kernel, monkeypatch, gpu, dtype, competes)
 @pytest.mark.parametrize("fastest", ["whole", "sections", "Triton"])
 def test_the_choice_of_products_says_that_it_runs(kernel, monkeypatch, fastest):
     """In the name that `explain()` prints."""
-    products, tuned = kernel.kernels.products, kernel.kernels.tuned
+    products, tuned = kernel.kernels.products, kernel.kernels.gpu.tuned
     whole, sections, _ = tuned.COMPILED
     entry = {"whole": whole, "sections": sections, "Triton": tuned.Config(128, 64, 8, 8, 3)}[fastest]._asdict()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    known = kernel.kernels.measurements.Known
+    known = kernel.kernels.speeds.measurements.Known
     sizes = [known({"m": 2048, "k": k, **entry}, "measured here") for k in (2048, 4096)]
-    monkeypatch.setattr(kernel.kernels.gains, "sizes_here", lambda *asked: sizes)
-    monkeypatch.setattr(products, "symmetric_choice", lambda *asked: kernel.kernels.gains.Gain(1.5, "measured here"))
+    monkeypatch.setattr(kernel.kernels.speeds.gains, "sizes_here", lambda *asked: sizes)
+    monkeypatch.setattr(
+        products, "symmetric_choice", lambda *asked: kernel.kernels.speeds.gains.Gain(1.5, "measured here")
+    )
     table = products.select_products(torch.device("cuda", 0), HALF, 2048, 4096)
     assert table.name == ("symmetric_gemm" if fastest == "Triton" else "hopper_gemm") + " + torch.bmm"
     assert table.source == "measured here"
@@ -145,13 +147,13 @@ def test_a_cpu_has_no_such_product(kernel):
     """And nothing stands in for it: it is asked for by name, or chosen where it was measured."""
     A = torch.zeros(1, 16, 16, dtype=HALF)
     with pytest.raises(NotImplementedError, match="hopper_gemm_"):
-        kernel.kernels.hopper_gemm.hopper_product(A, A.mT)
+        kernel.kernels.gpu.hopper_gemm.hopper_product(A, A.mT)
 
 
 def test_it_is_traced_without_a_gpu(kernel):
     with FakeTensorMode():
         A = torch.empty(3, 64, 32, dtype=HALF, device="cuda")
-        C = kernel.kernels.hopper_gemm.hopper_product(A, A.mT)
+        C = kernel.kernels.gpu.hopper_gemm.hopper_product(A, A.mT)
     assert (C.shape, C.device.type) == ((3, 64, 64), "cuda")
 
 

@@ -22,7 +22,7 @@ RUNS = 50
 
 @pytest.fixture
 def hopper_product(kernel) -> Callable[..., Tensor]:
-    module = kernel.kernels.hopper_gemm
+    module = kernel.kernels.gpu.hopper_gemm
     if not module.is_built() or torch.version.hip or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip(f"this build has no such product for {torch.cuda.get_device_name()}")
     return module.hopper_product

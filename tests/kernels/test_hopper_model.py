@@ -83,7 +83,7 @@ def test_sections_of_a_square_are_its_tiles_in_their_order(kernel, side, k, into
     """The squares and their order stay. Those that are cut are the last ones, too few for all clusters."""
     found, tiles = hopper_model.sections(2, side * SQUARE, k, into), -(-k // 64)
     last, into = side * (side + 1) // 2 % AT_ONCE, min(into, tiles)
-    assert kernel.kernels.hopper_gemm.cuts(side * SQUARE) is (last > 0)
+    assert kernel.kernels.gpu.hopper_gemm.cuts(side * SQUARE) is (last > 0)
     assert torch.equal(found[found[:, 3] == 0][:, :3], squares(2, side * SQUARE))
     numbers, same, behind = [], None, 0
     for *square, section, sections, number, first, count in found.tolist():

@@ -55,7 +55,7 @@ def shown(argument):
 @pytest.fixture(params=["sm_80", "sm_90"])
 def launch_cache(request, monkeypatch):
     """The module of cached launches, on a GPU that is not there and on which nothing was launched yet."""
-    module = compiled.kernel_module(compiled.PACKAGE, "launch_cache")
+    module = compiled.kernel_module(compiled.PACKAGE, "gpu.launch_cache")
     monkeypatch.setattr(compiled, "AbsentGPU", Driver)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     with compiled.absent_gpu(request.param, compiled.PACKAGE):
@@ -156,7 +156,7 @@ def test_empty_operands_launch_nothing(launch_cache):
 
 def test_products_elsewhere_go_the_way_of_the_op(kernel):
     """On a CPU, where it is known what they give, and where tracers have made their operands up."""
-    product = kernel.kernels.launch_cache.symmetric_product
+    product = kernel.kernels.gpu.launch_cache.symmetric_product
     X = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0))
     R = X @ X.mT
     expected = 1.5 * torch.bmm(X, X.mT) - 0.5 * R + 0.25 * torch.eye(5)
@@ -165,7 +165,9 @@ def test_products_elsewhere_go_the_way_of_the_op(kernel):
     torch.testing.assert_close(product(X, X.mT, R, alpha, beta, None, diagonal), expected, atol=1e-5, rtol=0)
     traced = torch.compile(lambda X: product(X, X.mT), backend="eager", fullgraph=True)
     assert torch.equal(traced(X), product(X, X.mT))
-    with mock.patch.object(kernel.kernels.launch_cache, "launch", side_effect=AssertionError("nothing is launched")):
+    with mock.patch.object(
+        kernel.kernels.gpu.launch_cache, "launch", side_effect=AssertionError("nothing is launched")
+    ):
         fake = torch._subclasses.FakeTensorMode()
         with fake:
             assert product(torch.empty(2, 5, 7, device="cuda"), torch.empty(2, 7, 5, device="cuda")).shape == (2, 5, 5)
@@ -186,7 +188,7 @@ class Placed:
 
 def test_each_gpu_has_a_kernel_of_its_own(kernel):
     """What is loaded onto one cannot be started on another."""
-    X, geometry = torch.empty(1, 64, 64), kernel.kernels.launch_cache._geometry
+    X, geometry = torch.empty(1, 64, 64), kernel.kernels.gpu.launch_cache._geometry
     first, second = ([Placed(X, number) for _ in range(3)] for number in range(2))
     keys = [geometry(A, B, None, C) for A, B, C in (first, second, second)]
     assert keys[0] != keys[1] == keys[2]
@@ -195,7 +197,7 @@ def test_each_gpu_has_a_kernel_of_its_own(kernel):
 @pytest.mark.parametrize("current", [0, 1])
 def test_a_product_is_launched_on_the_gpu_of_its_operands(kernel, monkeypatch, current):
     """As its ranks have agreed, and into the tensor that is given."""
-    cache, launched, entered = kernel.kernels.launch_cache, [], []
+    cache, launched, entered = kernel.kernels.gpu.launch_cache, [], []
     monkeypatch.setattr(cache, "can_launch_on", lambda A: True)
     monkeypatch.setattr(cache, "launch", lambda *given: launched.append((len(entered), *given)))
     monkeypatch.setattr(Tensor, "get_device", lambda self: 1)

@@ -25,7 +25,7 @@ def machine(kernel, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: list(GPUS.values())[number(device)])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: list(GPUS)[number(device)])
     monkeypatch.setattr(torch.version, "hip", None)
-    return kernel.kernels.machine
+    return kernel.kernels.speeds.machine
 
 
 def number(device: torch.device | int) -> int:

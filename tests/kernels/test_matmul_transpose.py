@@ -71,14 +71,14 @@ def test_result_sharing_the_operands_memory_is_refused(kernel):
 
 
 def test_symmetric_kernel_is_chosen_only_where_measured_faster(kernel, monkeypatch):
-    products, measurements = kernel.kernels.products, kernel.kernels.measurements
-    config = kernel.kernels.tuned.Config(128, 64, 8, 8, 3)._asdict()
+    products, measurements = kernel.kernels.products, kernel.kernels.speeds.measurements
+    config = kernel.kernels.gpu.tuned.Config(128, 64, 8, 8, 3)._asdict()
     entries = [{"m": 512, "k": 512, **config, "gain": 0.9}, {"m": 4096, "k": 4096, **config, "gain": 1.4}]
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Imagined GPU")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(products, "has_triton", lambda device: True)
     monkeypatch.setattr(products, "triton_fault", lambda device: "")
-    monkeypatch.setattr(products, "predicted", lambda *size: kernel.kernels.gains.Gain())
+    monkeypatch.setattr(products, "predicted", lambda *size: kernel.kernels.speeds.gains.Gain())
     device = torch.device("cuda", 0)
     assert products.select_products(device, torch.float16, 4096, 4096).name == "torch.bmm"
     table = {"symmetric_gemm": {"float16": entries}}
@@ -106,12 +106,12 @@ def test_torchs_products_stay_where_triton_cannot_launch(kernel, monkeypatch):
         def active(self):
             raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
 
-    products, launch_cache = kernel.kernels.products, kernel.kernels.launch_cache
+    products, launch_cache = kernel.kernels.products, kernel.kernels.gpu.launch_cache
     monkeypatch.setattr(launch_cache, "driver", Driver())
     monkeypatch.setattr(products, "launch_fault", launch_cache.launch_fault.__wrapped__)  # the answer is kept otherwise
     monkeypatch.setattr(products, "supports_triton", lambda device: True)
-    monkeypatch.setattr(products, "gpu_of", lambda device: kernel.kernels.predictions.Gpu(90, 132, 50 * 2**20))
-    monkeypatch.setattr(products, "gain_of", lambda *_: kernel.kernels.gains.Gain(1.5, "shipped"))
+    monkeypatch.setattr(products, "gpu_of", lambda device: kernel.kernels.speeds.predictions.Gpu(90, 132, 50 * 2**20))
+    monkeypatch.setattr(products, "gain_of", lambda *_: kernel.kernels.speeds.gains.Gain(1.5, "shipped"))
     device = torch.device("cuda", 0)
     table = products.select_products(device, torch.float16, 4096, 4096)
     why = "by default, as Triton cannot launch here (RuntimeError: Failed to find C compiler.)"
@@ -122,7 +122,7 @@ def test_torchs_products_stay_where_triton_cannot_launch(kernel, monkeypatch):
 
 def test_the_model_chooses_where_nothing_was_measured(kernel, monkeypatch):
     """On an H100; not on GPUs that it does not know, nor where a candidate of the kernel has failed here."""
-    products, gains = kernel.kernels.products, kernel.kernels.gains
+    products, gains = kernel.kernels.products, kernel.kernels.speeds.gains
     facts = SimpleNamespace(major=9, minor=0, multi_processor_count=132, L2_cache_size=50 * 2**20, name="Imagined GPU")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Imagined GPU")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -146,7 +146,9 @@ def test_the_model_chooses_where_nothing_was_measured(kernel, monkeypatch):
 def test_symmetric_branch_gives_the_product_in_place_or_new(kernel, monkeypatch, shape):
     """On a CPU the kernel's stand-in runs: shapes, results in place and gradients are what this shows."""
     launched, symmetric = [], kernel.kernels.matmul_transpose.symmetric_product
-    monkeypatch.setattr(kernel.kernels.matmul_transpose, "symmetric_choice", lambda *_: kernel.kernels.gains.Gain(2.0))
+    monkeypatch.setattr(
+        kernel.kernels.matmul_transpose, "symmetric_choice", lambda *_: kernel.kernels.speeds.gains.Gain(2.0)
+    )
     monkeypatch.setattr(
         kernel.kernels.matmul_transpose,
         "symmetric_product",
@@ -195,9 +197,9 @@ def test_iteration_is_the_same_with_symmetric_products(kernel):
 def test_compiled_functions_accept_changing_sizes(kernel, monkeypatch, name, device, gain):
     """The second size makes dynamo trace with symbols in place of numbers."""
     sizes = () if gain is None else ((32, 64), (512, 512))
-    config = kernel.kernels.tuned.HOPPER._asdict()
+    config = kernel.kernels.gpu.tuned.HOPPER._asdict()
     entries = [{"m": m, "k": k, "gain": gain, **config} for m, k in sizes]
-    monkeypatch.setattr(kernel.kernels.gains, "shipped_entries", lambda *_: entries)
+    monkeypatch.setattr(kernel.kernels.speeds.gains, "shipped_entries", lambda *_: entries)
     function = getattr(kernel, name)
     torch._dynamo.reset()
     compiled = torch.compile(function, backend="eager", fullgraph=True)

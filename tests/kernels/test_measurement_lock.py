@@ -18,14 +18,14 @@ KERNEL, DTYPE = "cpu_products", "bfloat16"
 
 @pytest.fixture
 def key(kernel):
-    return kernel.kernels.machine.key_of(torch.device("cpu"))
+    return kernel.kernels.speeds.machine.key_of(torch.device("cpu"))
 
 
 @pytest.fixture
 def file(kernel, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "optimizer").mkdir()
-    return kernel.kernels.measurement_file
+    return kernel.kernels.speeds.measurement_file
 
 
 @pytest.fixture

@@ -21,12 +21,12 @@ KERNEL, DTYPE = "cpu_products", "bfloat16"
 
 @pytest.fixture
 def file(kernel):
-    return kernel.kernels.measurement_file
+    return kernel.kernels.speeds.measurement_file
 
 
 @pytest.fixture
 def key(kernel):
-    return kernel.kernels.machine.key_of(CPU)
+    return kernel.kernels.speeds.machine.key_of(CPU)
 
 
 def entry(m: int, k: int, products: str = "SINGLE") -> dict:
@@ -120,7 +120,7 @@ def test_every_part_of_a_key_counts(measurements, file, key, field):
 
 
 def test_threads_and_instructions_are_in_a_processors_key(kernel, one_thread):
-    machine = kernel.kernels.machine
+    machine = kernel.kernels.speeds.machine
     assert machine.key_of(CPU).threads == 1
     torch.set_num_threads(2)
     assert machine.key_of(CPU).threads == 2
@@ -131,7 +131,7 @@ def test_threads_and_instructions_are_in_a_processors_key(kernel, one_thread):
 
 def test_limits_on_torchs_instructions_are_in_a_processors_key(kernel, monkeypatch):
     """They decide how fast torch's products are, against which ours are timed."""
-    processor = kernel.kernels.machine.processor.__wrapped__
+    processor = kernel.kernels.speeds.machine.processor.__wrapped__
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     assert ", torch DEFAULT, " in processor()
 
@@ -139,7 +139,7 @@ def test_limits_on_torchs_instructions_are_in_a_processors_key(kernel, monkeypat
 def test_the_kind_of_an_arm_processor_is_in_its_key(kernel, monkeypatch, tmp_path):
     """Linux knows no name of it; this is a Neoverse N1."""
     lines = "processor\t: 0", "CPU implementer\t: 0x41", "CPU variant\t: 0x3", "CPU part\t: 0xd0c"
-    machine, facts = kernel.kernels.machine, tmp_path / "cpuinfo"
+    machine, facts = kernel.kernels.speeds.machine, tmp_path / "cpuinfo"
     facts.write_text("\n".join(lines))
     monkeypatch.setattr(machine, "_CPU_FACTS", facts)
     assert "(implementer 0x41, part 0xd0c, variant 0x3), torch " in machine.processor.__wrapped__()
@@ -150,8 +150,8 @@ def write_some(variants: str, cache: str, first: int, count: int, together) -> N
     kernel = load_kernel(Path(variants))
     together.wait()
     for i in range(first, first + count):
-        kernel.kernels.measurements.keep(
-            kernel.kernels.machine.key_of(CPU), table(kernel.kernels.measurement_file, entry(i, i))
+        kernel.kernels.speeds.measurements.keep(
+            kernel.kernels.speeds.machine.key_of(CPU), table(kernel.kernels.speeds.measurement_file, entry(i, i))
         )
 
 
@@ -198,7 +198,7 @@ def test_nothing_is_read_at_import(kernel, tmp_path):
     program = (
         "import sys; from pathlib import Path; from tests.support.rank_pool import load_kernel;"
         f"kernel = load_kernel(Path({variants!r}));"
-        "sys.exit(len(kernel.kernels.measurements._STATE.tables))"
+        "sys.exit(len(kernel.kernels.speeds.measurements._STATE.tables))"
     )
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     root = Path(__file__).resolve().parents[2]
@@ -236,7 +236,7 @@ def test_what_failed_here_is_taken_from_nowhere(kernel, measurements, file, monk
     other = {**config, "stages": 4}
     entries = [{"m": 64, "k": 64, **config, "gain": 1.5}, {"m": 640, "k": 640, **other, "gain": 1.2}]
     monkeypatch.setattr(measurements, "shipped", lambda name: ("a GPU", {"symmetric_gemm": {"float16": entries}}))
-    tuned, gpu = kernel.kernels.tuned, kernel.kernels.machine.gpu_key("a GPU")
+    tuned, gpu = kernel.kernels.gpu.tuned, kernel.kernels.speeds.machine.gpu_key("a GPU")
     nearest = lambda: tuned.nearest("a GPU", torch.float16, 64, 64)  # noqa: E731
     assert nearest() is entries[0]
     measurements.keep(
@@ -251,6 +251,6 @@ def test_what_failed_here_is_taken_from_nowhere(kernel, measurements, file, monk
 
 
 def test_launched_fields_are_those_of_configurations(kernel, file):
-    tuned = kernel.kernels.tuned
+    tuned = kernel.kernels.gpu.tuned
     assert file.LAUNCHED["symmetric_gemm"] == tuned.Config._fields
     assert file.LAUNCHED["small_polar"] == tuned.SmallConfig._fields

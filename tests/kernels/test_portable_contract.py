@@ -82,7 +82,7 @@ def test_the_product_for_gpus_of_compute_capability_9_is_nowhere(portable_kernel
     native, X = portable_kernel.kernels.native, torch.ones(1, 8, 8).bfloat16()
     with pytest.raises(NotImplementedError, match="hopper_gemm_"):
         native.hopper_gemm_(torch.empty_like(X), X, X, None, 1.0, 0.0, 0.0)
-    assert not portable_kernel.kernels.hopper_gemm.is_built()
+    assert not portable_kernel.kernels.gpu.hopper_gemm.is_built()
 
 
 def stepped(native, dtype: torch.dtype, options: dict) -> list[Tensor]:

@@ -14,7 +14,7 @@ H100 = (90, 132, 50 * 2**20)
 
 @pytest.fixture
 def predictions(kernel):
-    return kernel.kernels.predictions
+    return kernel.kernels.speeds.predictions
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_at_least_one_matrix_is_worked_on(predictions, h100):
 
 
 def test_a_failed_candidate_ends_predictions_and_a_measurement_holds_for_one_size(kernel, predictions, monkeypatch):
-    gains, device = kernel.kernels.gains, torch.device("cuda", 0)
+    gains, device = kernel.kernels.speeds.gains, torch.device("cuda", 0)
     monkeypatch.setattr(gains, "gpu_of", lambda device: predictions.Gpu(*H100))
     expected = predictions.predicted_gain(predictions.Gpu(*H100), 4096, 4096) / predictions.WORTH
     assert gains.predicted(device, torch.float16, 4096, 4096) == (expected, "by the model")
@@ -141,7 +141,7 @@ def test_a_failed_candidate_ends_predictions_and_a_measurement_holds_for_one_siz
         assert gains.predicted(device, torch.float16, 4096, 4096) == gains.Gain()
     monkeypatch.setattr(gains, "failed_here", lambda *_: ("128-64-8-8-3-1",))
     assert gains.predicted(device, torch.float16, 4096, 4096) == gains.Gain()
-    known = kernel.kernels.measurements.Known({"m": 512, "k": 2048, "gain": 1.5}, "measured here")
+    known = kernel.kernels.speeds.measurements.Known({"m": 512, "k": 2048, "gain": 1.5}, "measured here")
     monkeypatch.setattr(gains, "sizes_here", lambda *_: [known])
     measured = [gains.gain_of(device, torch.float16, "symmetric_gemm", (512, k), None) for k in (2048, 4096)]
     assert measured == [(1.5, "measured here"), gains.Gain()]
@@ -149,7 +149,7 @@ def test_a_failed_candidate_ends_predictions_and_a_measurement_holds_for_one_siz
 
 def test_a_gain_from_another_machine_says_that_it_is_shipped(kernel, monkeypatch):
     """On a GPU alone: no measurement of a CPU is shipped."""
-    gains, asked = kernel.kernels.gains, []
+    gains, asked = kernel.kernels.speeds.gains, []
     monkeypatch.setattr(gains, "key_of", lambda device: None)
     monkeypatch.setattr(gains, "shipped_entries", lambda *of: asked.append(of) or [{"m": 512, "k": 512, "gain": 1.5}])
     for device, expected in (("cuda", (1.5, "shipped")), ("cpu", gains.Gain())):

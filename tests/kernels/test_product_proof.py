@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 @pytest.fixture(scope="module")
 def module(kernel):
-    return kernel.kernels.symmetric_gemm
+    return kernel.kernels.gpu.symmetric_gemm
 
 
 # What may go wrong in a launch.

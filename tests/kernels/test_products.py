@@ -121,7 +121,9 @@ def test_a_kernel_that_is_slower_than_torchs_is_neither_taken_nor_counted(kernel
     """The gains of a table say what its products cost: torch's cost what torch's do."""
     products, gains, device = kernel.kernels.products, {(512, 2048): 1.5, (512, 512): 0.5}, torch.device("cuda", 0)
     monkeypatch.setattr(
-        products, "symmetric_choice", lambda device, dtype, *size: kernel.kernels.gains.Gain(gains[size[:2]], "shipped")
+        products,
+        "symmetric_choice",
+        lambda device, dtype, *size: kernel.kernels.speeds.gains.Gain(gains[size[:2]], "shipped"),
     )
     table = products.select_products(device, torch.float16, 512, 2048)
     assert (table.gram, table.gram_affine) == (products.SYMMETRIC.gram, products.BATCHED.gram_affine)
@@ -130,7 +132,7 @@ def test_a_kernel_that_is_slower_than_torchs_is_neither_taken_nor_counted(kernel
 
 def test_each_product_is_named_after_the_kernel_of_its_size(kernel, monkeypatch):
     products, device = kernel.kernels.products, torch.device("cuda", 0)
-    monkeypatch.setattr(products, "symmetric_choice", lambda *_: kernel.kernels.gains.Gain(1.5, "shipped"))
+    monkeypatch.setattr(products, "symmetric_choice", lambda *_: kernel.kernels.speeds.gains.Gain(1.5, "shipped"))
     for compiled in (512, 2048):
         monkeypatch.setattr(
             products, "launches_hopper_gemm", lambda device, dtype, m, k, among, compiled=compiled: k == compiled
@@ -142,11 +144,11 @@ def test_each_product_is_named_after_the_kernel_of_its_size(kernel, monkeypatch)
 
 def test_what_was_measured_for_float32_squares_counts_for_no_other_method(kernel, products, measurements, monkeypatch):
     """`auto` asks again for `standard` where the Gram iteration is not safe."""
-    native, bfloat16, file = kernel.kernels.native_products, torch.bfloat16, kernel.kernels.measurement_file
+    native, bfloat16, file = kernel.kernels.native_products, torch.bfloat16, kernel.kernels.speeds.measurement_file
     tables = {"SINGLE": products.SINGLE, "NATIVE_GRAM": products.NATIVE._replace(float32_squares=True)}
     monkeypatch.setitem(products._CPU_TABLES, bfloat16, tables)
     monkeypatch.setattr(native, "is_faster", lambda dtype: False)
-    key, entry = kernel.kernels.machine.key_of(CPU), {"m": 96, "k": 128, "products": "NATIVE_GRAM"}
+    key, entry = kernel.kernels.speeds.machine.key_of(CPU), {"m": 96, "k": 128, "products": "NATIVE_GRAM"}
     measurements.keep(key, file.Table({file.Need("cpu_products", "bfloat16", 96, 128): entry}, {}))
     found = {of: products.select_products(CPU, bfloat16, 96, 128, method=of) for of in ("auto", "standard", "gram")}
     assert {of: table.float32_squares for of, table in found.items()} == {

@@ -35,7 +35,7 @@ WINDOWS = in_windows(SCHEDULE, (1, 2), SCALE)
 
 @pytest.fixture(scope="module")
 def module(kernel):
-    return importlib.import_module(f"{kernel.__name__}.kernels.small_polar")
+    return importlib.import_module(f"{kernel.__name__}.kernels.gpu.small_polar")
 
 
 @pytest.fixture

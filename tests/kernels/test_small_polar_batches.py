@@ -26,7 +26,7 @@ elements_before = None
 
 @pytest.fixture
 def module(kernel):
-    return importlib.import_module(f"{kernel.__name__}.kernels.small_polar")
+    return importlib.import_module(f"{kernel.__name__}.kernels.gpu.small_polar")
 
 
 @triton.jit

@@ -40,7 +40,7 @@ LENGTHS, JORDAN = [(3,), (1, 1, 1), (1, 2), (2, 1)], (3.4445, -4.775, 2.0315)
 
 @pytest.fixture
 def module(kernel):
-    return importlib.import_module(f"{kernel.__name__}.kernels.small_polar")
+    return importlib.import_module(f"{kernel.__name__}.kernels.gpu.small_polar")
 
 
 @pytest.fixture(params=SQUARES)

@@ -36,7 +36,7 @@ NUMBERS = ALPHA, BETA, DIAGONAL
 
 @pytest.fixture(scope="module")
 def module(kernel):
-    return kernel.kernels.symmetric_gemm
+    return kernel.kernels.gpu.symmetric_gemm
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ for name in "_lazy_init", "current_device", "get_device_properties", "get_device
 type(triton.runtime.driver).active = property(refuse)
 import kernels
 package = kernels.get_kernel("org/optimizer", version=0, trust_remote_code=True)
-assert package.kernels.symmetric_gemm
+assert package.kernels.gpu.symmetric_gemm
 """
 
 

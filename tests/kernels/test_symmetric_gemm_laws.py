@@ -51,7 +51,7 @@ TILES_AND_DTYPES = pytest.mark.parametrize(
 
 @pytest.fixture
 def module(kernel):
-    return kernel.kernels.symmetric_gemm
+    return kernel.kernels.gpu.symmetric_gemm
 
 
 @pytest.fixture

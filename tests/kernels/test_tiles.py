@@ -23,7 +23,7 @@ grouped_lower_triangle = lower_triangle = None
 def walks(kernel, monkeypatch):
     """Put the package's functions in their places."""
     for name in ("grouped_lower_triangle", "lower_triangle"):
-        monkeypatch.setattr(sys.modules[__name__], name, getattr(kernel.kernels.tiles, name))
+        monkeypatch.setattr(sys.modules[__name__], name, getattr(kernel.kernels.gpu.tiles, name))
 
 
 @triton.jit

@@ -61,7 +61,7 @@ def driver(request) -> Iterator[ctypes.CDLL]:
 
 @pytest.fixture
 def launch_cache():
-    return compiled.kernel_module(compiled.PACKAGE, "launch_cache")
+    return compiled.kernel_module(compiled.PACKAGE, "gpu.launch_cache")
 
 
 def new(*shape: int) -> Tensor:
@@ -97,7 +97,7 @@ def test_the_driver_gets_what_it_gets_from_tritons_launcher(driver, launch_cache
 
 def test_it_gets_the_same_where_the_part_below_the_launcher_is_not_known(driver, launch_cache):
     operands = cases.LAYOUTS["wide"](new, 64, 128)
-    starts = compiled.kernel_module(compiled.PACKAGE, "triton_starts")
+    starts = compiled.kernel_module(compiled.PACKAGE, "gpu.triton_starts")
     kernel, direct = start_of(launch_cache, operands)
     with mock.patch.object(starts, "_part_in_c", lambda run, panels: None):
         _, whole = start_of(launch_cache, operands)
@@ -107,7 +107,7 @@ def test_it_gets_the_same_where_the_part_below_the_launcher_is_not_known(driver,
 
 def test_starts_go_below_the_launcher_of_this_triton(driver, launch_cache):
     """Or they would cost as much as Triton's launcher, which no result would show."""
-    starts = compiled.kernel_module(compiled.PACKAGE, "triton_starts")
+    starts = compiled.kernel_module(compiled.PACKAGE, "gpu.triton_starts")
     for layout in "wide", "spread":  # by descriptors, where the GPU has them, and by addresses
         operands = cases.LAYOUTS[layout](new, 64, 128)
         kernel, panels = launched_by_triton(launch_cache, operands), len(arranged(launch_cache, operands).blocks)
@@ -116,7 +116,7 @@ def test_starts_go_below_the_launcher_of_this_triton(driver, launch_cache):
 
 def test_few_descriptors_are_kept(launch_cache):
     """However many buffers a program has, and none is made twice while it is kept."""
-    starts, made = compiled.kernel_module(compiled.PACKAGE, "triton_starts"), []
+    starts, made = compiled.kernel_module(compiled.PACKAGE, "gpu.triton_starts"), []
     kept = starts.Descriptors(lambda panel: made.append(panel.data_ptr()) or [panel.address], [1], [1])
     for address in [*range(1000), *range(900, 1000)]:
         assert kept[address] == (address,)

@@ -16,12 +16,12 @@ FIELDS = {"tile": 128, "tile_k": 64, "group": 4, "warps": 8, "stages": 3, "secti
 
 @pytest.fixture(scope="module")
 def measurements(kernel):
-    return kernel.kernels.measurements
+    return kernel.kernels.speeds.measurements
 
 
 @pytest.fixture(scope="module")
 def module(kernel):
-    return kernel.kernels.symmetric_gemm
+    return kernel.kernels.gpu.symmetric_gemm
 
 
 @pytest.fixture

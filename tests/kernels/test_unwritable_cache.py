@@ -31,7 +31,7 @@ def as_nobody() -> Iterator[None]:
 
 def test_a_folder_that_cannot_be_searched_is_a_warning(kernel, monkeypatch):
     """As the home of root is in many containers whose processes run as nobody."""
-    measurements, key = kernel.kernels.measurements, kernel.kernels.machine.key_of(torch.device("cpu"))
+    measurements, key = kernel.kernels.speeds.measurements, kernel.kernels.speeds.machine.key_of(torch.device("cpu"))
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
         Path(base).chmod(0o000)
         monkeypatch.setenv("XDG_CACHE_HOME", f"{base}/cache")
@@ -47,7 +47,7 @@ def test_a_folder_that_cannot_be_searched_is_a_warning(kernel, monkeypatch):
 @pytest.mark.parametrize("when, left", [("before", []), ("after", [".json"])])
 def test_an_interrupt_when_the_file_is_renamed_is_not_swallowed(kernel, monkeypatch, tmp_path, when, left):
     """Nor does it leave a file that is half written."""
-    file, key = kernel.kernels.measurement_file, kernel.kernels.machine.key_of(torch.device("cpu"))
+    file, key = kernel.kernels.speeds.measurement_file, kernel.kernels.speeds.machine.key_of(torch.device("cpu"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     replace = os.replace
 
@@ -63,7 +63,7 @@ def test_an_interrupt_when_the_file_is_renamed_is_not_swallowed(kernel, monkeypa
 
 
 def test_a_full_disk_keeps_no_empty_marks(kernel, monkeypatch, tmp_path):
-    trials, key = kernel.kernels.trials, kernel.kernels.machine.key_of(torch.device("cpu"))
+    trials, key = kernel.kernels.speeds.trials, kernel.kernels.speeds.machine.key_of(torch.device("cpu"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def half_written(mark, *what, **more):
@@ -71,12 +71,12 @@ def test_a_full_disk_keeps_no_empty_marks(kernel, monkeypatch, tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(trials, "_write", half_written)
-    with trials.trial(key, kernel.kernels.measurement_file.Need("cpu_products", "bfloat16", 24, 40), "NATIVE"):
+    with trials.trial(key, kernel.kernels.speeds.measurement_file.Need("cpu_products", "bfloat16", 24, 40), "NATIVE"):
         assert not list((tmp_path / "optimizer").iterdir())
 
 
 def test_an_old_lock_is_not_waited_for_where_nobody_can_remove_it(kernel, monkeypatch):
-    file, key = kernel.kernels.measurement_file, kernel.kernels.machine.key_of(torch.device("cpu"))
+    file, key = kernel.kernels.speeds.measurement_file, kernel.kernels.speeds.machine.key_of(torch.device("cpu"))
     # Not in a folder of the test's own: others than root may not look into it.
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
         Path(base).chmod(0o755)
@@ -95,7 +95,7 @@ def test_an_old_lock_is_not_waited_for_where_nobody_can_remove_it(kernel, monkey
 
 def test_another_user_reads_what_was_kept(kernel, monkeypatch, tmp_path):
     """An image is made as root, and runs as somebody else."""
-    file, key = kernel.kernels.measurement_file, kernel.kernels.machine.key_of(torch.device("cpu"))
+    file, key = kernel.kernels.speeds.measurement_file, kernel.kernels.speeds.machine.key_of(torch.device("cpu"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     before = os.umask(0o022)
     file.add(key, file.empty())
@@ -104,7 +104,7 @@ def test_another_user_reads_what_was_kept(kernel, monkeypatch, tmp_path):
 
 
 def test_what_cannot_be_read_now_is_not_replaced(kernel, monkeypatch, tmp_path):
-    file, key = kernel.kernels.measurement_file, kernel.kernels.machine.key_of(torch.device("cpu"))
+    file, key = kernel.kernels.speeds.measurement_file, kernel.kernels.speeds.machine.key_of(torch.device("cpu"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     file.add(key, file.Table({}, {("cpu_products", "float32"): {"NATIVE": "wrong"}}))
     before = file.file_of(key).read_bytes()
@@ -121,7 +121,7 @@ def test_what_cannot_be_read_now_is_not_replaced(kernel, monkeypatch, tmp_path):
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
 def test_what_is_no_regular_file_is_not_opened(kernel, measurements, make):
     """To open a pipe would wait, and a device may never end."""
-    file, key = kernel.kernels.measurement_file, kernel.kernels.machine.key_of(torch.device("cpu"))
+    file, key = kernel.kernels.speeds.measurement_file, kernel.kernels.speeds.machine.key_of(torch.device("cpu"))
     file.cache_folder().mkdir()
     make(file.file_of(key))
     make(file.file_of(key).with_suffix(".1-1.trial"))

@@ -12,7 +12,7 @@ from tools.lab.records import Records
 @pytest.fixture
 def lab(kernel, variant, tmp_path, monkeypatch):
     """A lab without a GPU, over a package that knows nothing, reads what the lab writes, and launches a stand-in."""
-    measurements, product = kernel.kernels.measurements, kernel.kernels.symmetric_gemm
+    measurements, product = kernel.kernels.speeds.measurements, kernel.kernels.gpu.symmetric_gemm
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.setattr(measurements, "_CONFIGS", tmp_path / "configs")
     monkeypatch.setattr(product, "launch_symmetric_gemm", StandIn(kernel))
@@ -33,5 +33,5 @@ class StandIn:
 
     def __call__(self, A, B, D, C, scalars, config):
         numbers = (torch.tensor(float(x)) for x in scalars)
-        self.kernel.kernels.symmetric_gemm._on_cpu(A, B, D, C, *numbers)
+        self.kernel.kernels.gpu.symmetric_gemm._on_cpu(A, B, D, C, *numbers)
         C[:, 0, -1] += config.tile_k == self.wrong

@@ -21,8 +21,8 @@ def lab(kernel, tmp_path):
 @pytest.fixture
 def hopper(kernel, monkeypatch):
     """The device is taken for an H200."""
-    gpu = kernel.kernels.predictions.Gpu(90, 132, 50 * 2**20)
-    monkeypatch.setattr(kernel.kernels.machine, "gpu_of", lambda device: gpu)
+    gpu = kernel.kernels.speeds.predictions.Gpu(90, 132, 50 * 2**20)
+    monkeypatch.setattr(kernel.kernels.speeds.machine, "gpu_of", lambda device: gpu)
     return gpu
 
 
@@ -42,7 +42,7 @@ def test_what_the_model_says_stands_beside_it(lab, hopper, monkeypatch):
     assert environment.copy(lab)["predicted_giga_bytes"] is None
     monkeypatch.setattr(environment, "device_name", lambda device: "NVIDIA H200")
     assert environment.copy(lab)["predicted_giga_bytes"] == pytest.approx(4300)
-    model, rates = lab.kernel.kernels.predictions, lab.kernel.kernels.predictions.RATES[90]
+    model, rates = lab.kernel.kernels.speeds.predictions, lab.kernel.kernels.speeds.predictions.RATES[90]
     torchs = model.dense_seconds(hopper, 1, (64, 64, 64))
     assert environment.dense(lab, torch.float16)["predicted_tera_flops"] == pytest.approx(2 * 64**3 / torchs / 1e12)
     # A tile of 128 x 128 has 2 · 128² FLOP for each of the elements of k, of which it reads 2 · 128 of 2 bytes.
@@ -60,7 +60,7 @@ def test_products_are_rated_by_the_flops_of_a_full_one(lab, hopper, monkeypatch)
 
 def test_a_wrong_product_is_named(lab, monkeypatch):
     pytest.importorskip("triton")
-    module, right = lab.kernel.kernels.symmetric_gemm, lab.kernel.kernels.symmetric_gemm.symmetric_gemm
+    module, right = lab.kernel.kernels.gpu.symmetric_gemm, lab.kernel.kernels.gpu.symmetric_gemm.symmetric_gemm
 
     def wrong(*operands, out=None):
         C = right(*operands, out=out)

@@ -35,7 +35,7 @@ def compiled_for(*arguments: object) -> Hashable:
 
 
 def of_product(lab: Lab, operands: tuple, config: tuple) -> Hashable:
-    (A, B, D, C), tuned = operands, lab.kernel.kernels.tuned
+    (A, B, D, C), tuned = operands, lab.kernel.kernels.gpu.tuned
     made = candidates.module(lab, "symmetric_gemm").arrange(A, B, D, C, tuned.Config(*config))
     m, k, _, *strides = made.sizes  # the third is not specialized
     return made.constants, compiled_for(A, B, C if D is None else D, C, m, k, *strides)
@@ -47,7 +47,7 @@ def of_small(G: Tensor, C: Tensor, steps: list[float], scaling: tuple, config: t
 
 
 def run_contest(lab: Lab, kernel: str, size: tuple[int, int], config: tuple) -> None:
-    need = lab.kernel.kernels.measurement_file.Need(kernel, "float16", *size)
+    need = lab.kernel.kernels.speeds.measurement_file.Need(kernel, "float16", *size)
     task = lab.kernel.tuning.contest.Task(need, lab.device, 3)
     contest = lab.kernel.tuning.gpu_contest.gpu_contest(task, [config], (48, 16))
     candidate = contest.candidates["-".join(map(str, config))]
@@ -64,7 +64,7 @@ def test_products_of_a_contest_are_compiled_ahead(lab, monkeypatch, size):
         module._on_cpu(A, B, D, C, *(torch.tensor(float(x)) for x in scalars))
 
     monkeypatch.setattr(module, "launch_symmetric_gemm", launch)
-    config = lab.kernel.kernels.tuned.Config(64, 64, 8, 4, 4)
+    config = lab.kernel.kernels.gpu.tuned.Config(64, 64, 8, 4, 4)
     run_contest(lab, "symmetric_gemm", size, config)
     made = candidates.cases(lab, candidates.Launch("symmetric_gemm", torch.float16, config))
     ahead = {of_product(lab, operands(case), case.config) for case in made}
@@ -86,7 +86,7 @@ def test_small_matrices_of_a_contest_are_compiled_ahead(lab, monkeypatch):
 
     monkeypatch.setattr(module, "launch_small_polar", launch)
     monkeypatch.setattr(candidates, "compile_launch", compile_launch)
-    config = lab.kernel.kernels.tuned.SmallConfig(16, 16, 16, 1, 2, 0)
+    config = lab.kernel.kernels.gpu.tuned.SmallConfig(16, 16, 16, 1, 2, 0)
     run_contest(lab, "small_polar", (16, 32), config)
     for case in candidates.cases(lab, candidates.Launch("small_polar", torch.float16, config)):
         case.compile(lab.variants)

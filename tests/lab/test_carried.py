@@ -24,7 +24,7 @@ def carry(lab: Path, kept: Path) -> None:
 
 def test_a_candidate_that_lost_the_gpu_is_left_out_on_the_next_machine(lab, tmp_path_factory, monkeypatch):
     pytest.importorskip("triton")
-    measurements, product = lab.kernel.kernels.measurements, lab.kernel.kernels.symmetric_gemm
+    measurements, product = lab.kernel.kernels.speeds.measurements, lab.kernel.kernels.gpu.symmetric_gemm
     launch = product.launch_symmetric_gemm
 
     def lose(*given) -> None:

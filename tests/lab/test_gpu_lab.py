@@ -50,7 +50,7 @@ def test_without_a_gpu_the_whole_flow_is_walked_through(dry_run):
 def test_a_dry_run_leaves_package_and_results_alone(dry_run, repository):
     _, out = dry_run
     (tuned,) = (out / "configs").glob("*.json")
-    assert not (repository / "torch-ext/optimizer/kernels/configs" / tuned.name).exists()
+    assert not (repository / "torch-ext/optimizer/kernels/speeds/configs" / tuned.name).exists()
     assert not [file for file in out.glob("*.json") if (repository / "benchmarks/results" / file.name).exists()]
 
 
@@ -73,7 +73,7 @@ def test_records_survive_a_cut_and_other_runs(tmp_path):
 
 def test_the_package_takes_what_the_lab_has_just_written(lab):
     pytest.importorskip("triton")
-    name, shipped = machine.device_name(lab.device), lab.kernel.kernels.measurements.shipped
+    name, shipped = machine.device_name(lab.device), lab.kernel.kernels.speeds.measurements.shipped
     assert shipped(name) == ("", {})
     entry = tune.tune_product(lab, torch.float16, (32, 48))
     assert shipped(name)[1]["symmetric_gemm"]["float16"] == [entry]
@@ -84,7 +84,7 @@ def test_the_package_takes_what_the_lab_has_just_written(lab):
 def test_a_wrong_candidate_is_not_written_and_withdrawn(lab):
     """It was right in one size, but not in another."""
     pytest.importorskip("triton")
-    launch = lab.kernel.kernels.symmetric_gemm.launch_symmetric_gemm
+    launch = lab.kernel.kernels.gpu.symmetric_gemm.launch_symmetric_gemm
     launch.wrong = 32
     with pytest.raises(FailedError, match="32-32-8-4-2-1: not symmetric") as failed:
         tune.tune_product(lab, torch.float16, (32, 48))
@@ -256,4 +256,4 @@ def test_a_variant_is_built_without_the_hubs_package(tmp_path, repository):
     assert done.returncode == 0, done.stderr
     made = Path(done.stdout.strip())
     assert json.loads((made / "metadata.json").read_text())["provenance"]["kernel"]["dirty"]
-    assert (made / "kernels/symmetric_gemm.py").exists() and "torch.ops" in (made / "_ops.py").read_text()
+    assert (made / "kernels/gpu/symmetric_gemm.py").exists() and "torch.ops" in (made / "_ops.py").read_text()

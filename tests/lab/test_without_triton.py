@@ -42,7 +42,7 @@ torch.cuda.get_device_properties = lambda device: facts
 @pytest.mark.parametrize("stage", OF_TRITON, ids=lambda stage: stage.__name__)
 def test_items_of_tritons_kernels_do_not_apply_without_it(lab, monkeypatch, stage):
     pytest.importorskip("triton")
-    monkeypatch.setattr(lab.kernel.kernels.machine, "supports_triton", lambda device: False)
+    monkeypatch.setattr(lab.kernel.kernels.speeds.machine, "supports_triton", lambda device: False)
     items = {item.key: item for item in stage.items(lab)}
     for key in OF_TRITON[stage]:
         with pytest.raises(NotApplicableError, match="Triton does not support this GPU"):

@@ -15,7 +15,7 @@ def processor(kernel, monkeypatch, tmp_path):
     def become(maker: str, instructions: set, compiled: str | None):
         facts, products = tmp_path / "cpuinfo", kernel.kernels.native_products
         facts.write_text(f"processor\t: 0\nvendor_id\t: {maker}\n\nprocessor\t: 1\nvendor_id\t: Another\n")
-        monkeypatch.setattr(kernel.kernels.machine, "_CPU_FACTS", facts)
+        monkeypatch.setattr(kernel.kernels.speeds.machine, "_CPU_FACTS", facts)
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: "avx512_bf16" in instructions)
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: "amx" in instructions)
         monkeypatch.setattr(products, "IS_PORTABLE", compiled is None)
@@ -44,7 +44,7 @@ def test_the_faster_dtype_is_the_default(kernel, processor, maker, instructions,
 
 
 def test_windows_names_the_maker_in_its_description_of_a_processor(kernel, monkeypatch, tmp_path):
-    machine = kernel.kernels.machine
+    machine = kernel.kernels.speeds.machine
     monkeypatch.setattr(machine, "_CPU_FACTS", tmp_path / "absent")
     for words, expected in ("Intel64 Family 6 Model 207 Stepping 2, GenuineIntel", True), ("arm", False), ("", False):
         monkeypatch.setattr(machine.platform, "processor", lambda words=words: words)

@@ -217,7 +217,7 @@ def ship(kernel, monkeypatch, *sizes: tuple[int, int, float]) -> None:
     """Let these gains, each with its size, be the shipped ones of `small_polar`."""
     entries = [{"m": m, "k": k, "gain": gain} for m, k, gain in sizes]
     shipped = lambda key, name, dtype: entries if name == "small_polar" else []  # noqa: E731
-    monkeypatch.setattr(kernel.kernels.gains, "shipped_entries", shipped)
+    monkeypatch.setattr(kernel.kernels.speeds.gains, "shipped_entries", shipped)
 
 
 @pytest.mark.parametrize("gain, expected", [((), False), ((64, 256, 0.99), False), ((64, 256, 1.0), True)])

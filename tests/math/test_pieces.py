@@ -32,7 +32,7 @@ def test_what_is_known_of_nvidias_gpus_says_nothing_of_amds(kernel, monkeypatch)
     iteration = kernel.iteration.choose_iteration(torch.device("cpu"), torch.float16, (768, 768), schedule, "gram")
     together = partial(packing.matrices_together, torch.device("cuda", 0), (768, 768), iteration)
     unknown = together()
-    monkeypatch.setattr(packing, "gpu_of", lambda device: kernel.kernels.predictions.Gpu(90, 132, 50 * 2**20))
+    monkeypatch.setattr(packing, "gpu_of", lambda device: kernel.kernels.speeds.predictions.Gpu(90, 132, 50 * 2**20))
     assert together() > unknown
     monkeypatch.setattr(torch.version, "hip", "7.0")
     assert together() == unknown

@@ -177,7 +177,7 @@ def captured(warm_up: Callable[[], object], work: Callable[[], object]) -> tuple
 def test_a_replayed_orthogonalization_has_the_eager_bits(kernel, device, dtype, what):
     if what == "symmetric_gemm":
         skip_without_triton(kernel, device)
-    symmetric_gemm = kernel.kernels.symmetric_gemm.symmetric_gemm
+    symmetric_gemm = kernel.kernels.gpu.symmetric_gemm.symmetric_gemm
     works = {
         "symmetric_gemm": lambda X: symmetric_gemm(X, X.mT, alpha=2.0),
         "orthogonalize": lambda X: kernel.orthogonalize(X, dtype=dtype),

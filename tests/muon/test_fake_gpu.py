@@ -147,7 +147,7 @@ def test_torch_copies_the_addend_of_a_batch_of_products(beta, copies):
 
 def test_large_matrices_come_in_batches_that_fill_their_waves(kernel):
     """At least nine of ten tiles' places in the waves of each m x m product of a large model are used."""
-    predictions, multiprocessors = kernel.kernels.predictions, GPU[1]
+    predictions, multiprocessors = kernel.kernels.speeds.predictions, GPU[1]
     with fake_gpu(kernel, "symmetric"):
         optimizer = fake_optimizer(kernel, MODELS["llama-1b"])
         products = counted_step(optimizer).products
@@ -186,7 +186,7 @@ def test_a_shared_chain_is_multiplied_as_one_batch(kernel):
 @pytest.mark.parametrize("side", [256, 512])
 def test_small_matrices_come_in_even_pieces(kernel, side):
     """One more than the cache holds is not a piece of its own, which would take as long as a full one."""
-    predictions = kernel.kernels.predictions
+    predictions = kernel.kernels.speeds.predictions
     together = predictions.matrices_together(predictions.Gpu(*GPU), side, torch.float16.itemsize)
     model = [Parameter(f"{i}.weight", (side, side), True) for i in range(together + 1)]
     with fake_gpu(kernel, "symmetric"):
@@ -213,12 +213,12 @@ def test_float32_products_of_a_method_are_noted(kernel):
 @pytest.mark.parametrize("source", ["by the model", "shipped"])
 def test_a_row_says_how_its_products_were_chosen(kernel, monkeypatch, source):
     pytest.importorskip("triton")
-    kernels, gpu = kernel.kernels, kernel.kernels.predictions.Gpu(*GPU)
-    entry = {"m": 4096, "k": 4096, **kernels.tuned.Config(128, 64, 8, 8, 3)._asdict(), "gain": 1.4}
+    kernels, gpu = kernel.kernels, kernel.kernels.speeds.predictions.Gpu(*GPU)
+    entry = {"m": 4096, "k": 4096, **kernels.gpu.tuned.Config(128, 64, 8, 8, 3)._asdict(), "gain": 1.4}
     tables = {"by the model": {}, "shipped": {"symmetric_gemm": {"float16": [entry]}}}
-    monkeypatch.setattr(kernels.measurements, "shipped", lambda name: (name, tables[source]))
-    monkeypatch.setattr(kernels.gains, "key_of", lambda device: kernels.machine.gpu_key("Imagined GPU"))
-    for module in (kernels.gains, kernel.polar.packing):
+    monkeypatch.setattr(kernels.speeds.measurements, "shipped", lambda name: (name, tables[source]))
+    monkeypatch.setattr(kernels.speeds.gains, "key_of", lambda device: kernels.speeds.machine.gpu_key("Imagined GPU"))
+    for module in (kernels.speeds.gains, kernel.polar.packing):
         monkeypatch.setattr(module, "gpu_of", lambda device: gpu)
     with FakeTensorMode(allow_non_fake_inputs=True):
         (row,) = fake_optimizer(kernel, [Parameter("a.weight", (4096, 4096), True)]).explain().rows

@@ -92,7 +92,7 @@ def most_launches(kernel, sizes: list[Size], way: str) -> int:
 
 def pieces(kernel, count: int, m: int, way: str) -> int:
     """In how many pieces squares are multiplied: full rounds of the compiled product, or full waves of the others."""
-    predictions = kernel.kernels.predictions
+    predictions = kernel.kernels.speeds.predictions
     gpu = predictions.Gpu(*GPU)
     most = predictions.matrices_together(gpu, m, HALF)
     if way == "compiled":

@@ -59,7 +59,7 @@ def test_adamw_only_reads_the_gradient_and_changes_the_other_three():
 def test_a_product_reads_a_matrix_and_its_transpose_once_and_only_writes_its_result(kernel):
     with fake_gpu(kernel, "symmetric"):
         X, C = (torch.empty(2, 48, k, device="cuda", dtype=HALF) for k in (80, 48))
-        product = kernel.kernels.symmetric_gemm.symmetric_gemm_
+        product = kernel.kernels.gpu.symmetric_gemm.symmetric_gemm_
         gram, square = moved(product, X, X.mT, None, C, *(1.0,) * 3), moved(product, C, C, C, C.clone(), *(1.0,) * 3)
     assert (gram, square) == (2 * (X.numel() + C.numel()), 2 * 2 * C.numel())
 

@@ -35,9 +35,9 @@ def own_measurements(kernel, tmp_path_factory):
     """Measurements of this file alone: its first warm-ups make them, and the rest of a session does not see them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
-        kernel.kernels.measurements.forget()
+        kernel.kernels.speeds.measurements.forget()
         yield
-    kernel.kernels.measurements.forget()
+    kernel.kernels.speeds.measurements.forget()
 
 
 class Pair(NamedTuple):

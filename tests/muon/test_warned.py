@@ -50,8 +50,8 @@ def test_duplicates_are_said_at_the_users_line(kernel):
 
 
 def test_a_file_of_measurements_that_is_ignored_is_said_at_the_users_line(kernel, measurements):
-    key = kernel.kernels.machine.key_of(torch.device("cpu"))
-    file = kernel.kernels.measurement_file.file_of(key)
+    key = kernel.kernels.speeds.machine.key_of(torch.device("cpu"))
+    file = kernel.kernels.speeds.measurement_file.file_of(key)
     file.parent.mkdir()
     file.write_text("{")
     with pytest.warns(RuntimeWarning, match=f"{file.name} is ignored") as raised:
@@ -63,7 +63,7 @@ def test_measurements_that_are_not_kept_are_said_at_the_users_line(kernel, measu
     """By a caller inside the package: a folder below a file cannot be made."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    key = kernel.kernels.machine.key_of(torch.device("cpu"))
+    key = kernel.kernels.speeds.machine.key_of(torch.device("cpu"))
     with pytest.warns(RuntimeWarning, match="in this process only") as raised:
         measurements.record_failures(key, {("cpu_products", "float32"): {"SINGLE": "wrong"}})
     assert [warning.filename for warning in raised] == [__file__]

@@ -58,7 +58,7 @@ def plans_that_change_unlike(kernel, case: Case) -> tuple[str, bool]:
         set_gradients(case, params, number)
         return everything(optimizer, params)
 
-    with mock.patch.object(kernel.step.meeting.Meeting, "is_known", False):
+    with mock.patch.object(kernel.step.agreement.meeting.Meeting, "is_known", False):
         set_steps(5, 0)
         optimizer.step()
         before = set_steps(3 if dist.get_rank() == 2 else 4, 1)

@@ -155,7 +155,7 @@ def checksums(kernel, size: int, dtype: torch.dtype) -> set[int]:
     first = dist.get_rank()
     buffers = [torch.zeros(size + offset, dtype=dtype, device=device) for offset in range(first, first + 4)]
     views = [buffer[len(buffer) - size :].copy_(values) for buffer in buffers]
-    return {int(kernel.step.copies._checksum(view)) for view in views}
+    return {int(kernel.step.agreement.copies._checksum(view)) for view in views}
 
 
 @pytest.mark.parametrize("size", [2, 3, 64, 65])

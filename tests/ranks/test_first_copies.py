@@ -123,7 +123,7 @@ class Done:
 
 def as_on_a_gpu(kernel):
     """Return a patch by which what ranks say at a meeting is known only to those that ask for it."""
-    meeting = kernel.step.meeting.Meeting
+    meeting = kernel.step.agreement.meeting.Meeting
     overflow = meeting.overflow
 
     def later(self, scaling):

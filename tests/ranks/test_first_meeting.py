@@ -58,7 +58,7 @@ def test_a_dispute_of_some_ranks_leaves_what_others_share_in_step(pools):
 
 
 def overlapping_sets_as_on_a_gpu(kernel, *arguments):
-    with mock.patch.object(kernel.step.meeting.Meeting, "is_known", False):
+    with mock.patch.object(kernel.step.agreement.meeting.Meeting, "is_known", False):
         return overlapping_sets(kernel, *arguments)
 
 

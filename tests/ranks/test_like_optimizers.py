@@ -23,7 +23,7 @@ def two_in_turn(kernel, case: Case, what: str, deferred: bool = False):
     Returns the first error, its kind, and whether nothing had moved; None without one. Where the result of a message is
     `deferred` it is read as that of a GPU, which is not waited for.
     """
-    with mock.patch.object(kernel.step.meeting.Meeting, "is_known", False) if deferred else nullcontext():
+    with mock.patch.object(kernel.step.agreement.meeting.Meeting, "is_known", False) if deferred else nullcontext():
         return two_in_this_turn(kernel, case, what)
 
 
@@ -163,7 +163,7 @@ def numbered_after_others(kernel, case: Case) -> list[int]:
     Return the number in each of two steps, and in one with a new plan.
     """
     ranks, numbers = tuple(range(4)), []
-    kernel.step.rank_agreement._NUMBERS[ranks] += dist.get_rank() == 1
+    kernel.step.agreement.rank_agreement._NUMBERS[ranks] += dist.get_rank() == 1
     optimizer, params = built(kernel, case)
     for step in (1, 2, 3):
         set_gradients(case, params, step)

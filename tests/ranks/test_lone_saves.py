@@ -24,7 +24,7 @@ def errors_of_saves(kernel, method: str) -> dict[str, str | None]:
     optimizer, errors = kernel.Muon([("up.weight", p)], lr=0.1, master_weights="split"), {}
     rates, alone = (0.1, 0.3 if dist.get_rank() else 0.1, 0.1, 0.1), dist.get_rank() == 0
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(kernel.step.meeting.Meeting, "is_known", False))
+        stack.enter_context(mock.patch.object(kernel.step.agreement.meeting.Meeting, "is_known", False))
         for step, rate in enumerate(rates):
             p.grad, optimizer.param_groups[0]["lr"] = torch.ones_like(p), rate
             errors[f"step {step}"] = error_of(optimizer.step)
@@ -37,7 +37,7 @@ def errors_around_a_comparison(kernel) -> list[str | None]:
     """Return the errors of a step, of `check_copies` when `lr` differs, and of a step when it does not any more."""
     p = nn.Parameter(distribute_tensor(torch.ones(8, 6), mesh_of((2,)), [Replicate()]))
     optimizer, errors = kernel.Muon([("up.weight", p)], lr=0.1), []
-    with mock.patch.object(kernel.step.meeting.Meeting, "is_known", False):
+    with mock.patch.object(kernel.step.agreement.meeting.Meeting, "is_known", False):
         for act, more in ((optimizer.step, 0), (optimizer.check_copies, dist.get_rank()), (optimizer.step, 0)):
             p.grad, optimizer.param_groups[0]["lr"] = torch.ones_like(p), 0.1 + more
             errors.append(error_of(act))

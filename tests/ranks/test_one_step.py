@@ -95,7 +95,7 @@ def test_gradient_on_some_copies_raises_with_name_and_ranks(pools, number, ranks
 
 def test_codes_of_ranks_that_have_each_others_contents_do_not_cancel(kernel):
     """Two ranks form a set in two entries, and each has in the second one what the other has in the first."""
-    checksums, sets = kernel.step.checksums, kernel.plan.terms.RankSets
+    checksums, sets = kernel.step.agreement.checksums, kernel.plan.terms.RankSets
     entries = [[sets((), ((0, 1),), 0, weight)] * 2 for weight in (-1, 1)]
     for contents, cancel in ((("ab", "ab"), True), (("ab", "ba"), False)):
         assert (sum(map(checksums.code_of_sets, entries, contents)) == 0) == cancel
@@ -103,7 +103,7 @@ def test_codes_of_ranks_that_have_each_others_contents_do_not_cancel(kernel):
 
 def test_codes_of_scales_do_not_cancel(kernel):
     """Of three ranks whose scales are powers of two, weighted as those of a meeting."""
-    codes = kernel.step.checksums.codes_of_scales(2.0 ** torch.arange(-8, 25, dtype=torch.float32))
+    codes = kernel.step.agreement.checksums.codes_of_scales(2.0 ** torch.arange(-8, 25, dtype=torch.float32))
     sums = codes[:, None, None] + codes[:, None] - 2 * codes
     assert (sums == 0).nonzero().tolist() == [[i, i, i] for i in range(len(codes))]
 

@@ -14,10 +14,10 @@ from tests.support.rank_measurements import CPU, SIZE, fsdp, measuring
 def failed_on_one_rank(kernel, dtype: torch.dtype, warm: bool = False):
     """A product has failed on the last rank alone, in `dtype`; return what the first step, after warm-up, raises."""
     with measuring(kernel, "NATIVE"):
-        key, store = kernel.kernels.machine.key_of(CPU), kernel.kernels.measurements
+        key, store = kernel.kernels.speeds.machine.key_of(CPU), kernel.kernels.speeds.measurements
         if dist.get_rank() == 3:
             wrong = {("cpu_products", str(dtype).replace("torch.", "")): {"NATIVE": "wrong"}}
-            store.keep(key, kernel.kernels.measurement_file.Table({}, wrong))
+            store.keep(key, kernel.kernels.speeds.measurement_file.Table({}, wrong))
         optimizer, params = fsdp(kernel, SIZE)
         if warm:
             optimizer.warmup(lambda *stage: None)
@@ -74,12 +74,16 @@ def measured_failure(kernel):
 
         with mock.patch.object(kernel.tuning.tune, "contest_of", contest_of):
             fsdp(kernel, SIZE)[0].warmup(lambda *stage: None)
-        kernel.kernels.measurements.forget()
+        kernel.kernels.speeds.measurements.forget()
         optimizer, params = fsdp(kernel, SIZE)
         for p in params:
             p.grad = p.detach().clone()
         optimizer.step()
-        return dict(kernel.kernels.measurements.failed(kernel.kernels.machine.key_of(CPU), "cpu_products", "bfloat16"))
+        return dict(
+            kernel.kernels.speeds.measurements.failed(
+                kernel.kernels.speeds.machine.key_of(CPU), "cpu_products", "bfloat16"
+            )
+        )
 
 
 def test_what_failed_is_kept_by_all_ranks_for_the_next_run(fresh_pool):

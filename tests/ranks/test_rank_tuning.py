@@ -39,12 +39,12 @@ def test_one_rank_measures_and_all_take_its_choice(fresh_pool):
 
 def one_has_begun(kernel, begun: int):
     """One rank has measured the larger size, but not with all candidates."""
-    machine, file = kernel.kernels.machine, kernel.kernels.measurement_file
+    machine, file = kernel.kernels.speeds.machine, kernel.kernels.speeds.measurement_file
     with measuring(kernel, "NATIVE") as measured:
         if dist.get_rank() == begun:
             entry = {"m": SIZE[0], "k": SIZE[1], "products": "NATIVE", "untried": ["NATIVE_SYMMETRIC"]}
             table = file.Table({file.Need("cpu_products", "bfloat16", *SIZE): entry}, {})
-            kernel.kernels.measurements.keep(machine.key_of(CPU), table)
+            kernel.kernels.speeds.measurements.keep(machine.key_of(CPU), table)
         optimizer, _ = fsdp(kernel, SIZE, (8, 16))
         optimizer.warmup(lambda *_: None)
         return kernels(optimizer), measured
@@ -60,12 +60,12 @@ def test_what_a_rank_has_begun_to_measure_comes_last(fresh_pool, begun):
 
 def one_with_a_file(kernel, act: str):
     """Rank 2 has measured before; returns what all run before and after a warm-up, and who measured."""
-    machine, file = kernel.kernels.machine, kernel.kernels.measurement_file
+    machine, file = kernel.kernels.speeds.machine, kernel.kernels.speeds.measurement_file
     with measuring(kernel, "NATIVE_SYMMETRIC") as measured:
         if dist.get_rank() == 2:
             entry = {"m": SIZE[0], "k": SIZE[1], "products": "SINGLE"}
             table = file.Table({file.Need("cpu_products", "bfloat16", *SIZE): entry}, {})
-            kernel.kernels.measurements.keep(machine.key_of(CPU), table)
+            kernel.kernels.speeds.measurements.keep(machine.key_of(CPU), table)
         optimizer, params = fsdp(kernel, SIZE, placement=Replicate())
         before = kernels(optimizer)
         if act == "warmup":
@@ -93,13 +93,13 @@ def two_kinds(kernel, agreed: bool):
     rank = dist.get_rank()
     name = "a fast processor" if rank % 2 else "a slow processor"
     with (
-        mock.patch.object(kernel.kernels.machine, "processor", lambda: name),
+        mock.patch.object(kernel.kernels.speeds.machine, "processor", lambda: name),
         measuring(kernel, TABLES[rank % 3]) as found,
     ):
         if agreed and rank == 2:
-            need = kernel.kernels.measurement_file.Need("cpu_products", "bfloat16", *SIZE)
+            need = kernel.kernels.speeds.measurement_file.Need("cpu_products", "bfloat16", *SIZE)
             entry = {"m": SIZE[0], "k": SIZE[1], "products": "SINGLE"}
-            kernel.kernels.measurements.agree(kernel.kernels.machine.key_of(CPU), need, entry, 6, (2, 6))
+            kernel.kernels.speeds.measurements.agree(kernel.kernels.speeds.machine.key_of(CPU), need, entry, 6, (2, 6))
         optimizer, _ = fsdp(kernel, SIZE)
         for _ in range(2):
             optimizer.warmup(lambda *_: None)
@@ -118,14 +118,16 @@ def test_each_kind_of_device_has_a_rank_that_measures(fresh_pool, agreed):
 def agreed_elsewhere(kernel):
     """Ranks 0 and 3 have agreed with others on unlike things."""
     measurements, need = (
-        kernel.kernels.measurements,
-        kernel.kernels.measurement_file.Need("cpu_products", "bfloat16", *SIZE),
+        kernel.kernels.speeds.measurements,
+        kernel.kernels.speeds.measurement_file.Need("cpu_products", "bfloat16", *SIZE),
     )
     with measuring(kernel, "SINGLE"):
         agreed = {0: "SINGLE", 3: "NATIVE"}.get(dist.get_rank())
         if agreed:
             entry = {"m": SIZE[0], "k": SIZE[1], "products": agreed}
-            measurements.agree(kernel.kernels.machine.key_of(CPU), need, entry, dist.get_rank(), (dist.get_rank(), 9))
+            measurements.agree(
+                kernel.kernels.speeds.machine.key_of(CPU), need, entry, dist.get_rank(), (dist.get_rank(), 9)
+            )
         optimizer, _ = fsdp(kernel, SIZE)
         try:
             optimizer.warmup(lambda *_: None)
@@ -144,16 +146,16 @@ def test_unlike_agreements_are_named_on_all_ranks(fresh_pool):
 def agreed_before(kernel, failed: bool):
     """One rank has agreed with others before, perhaps on what has failed on another rank since."""
     measurements, need = (
-        kernel.kernels.measurements,
-        kernel.kernels.measurement_file.Need("cpu_products", "bfloat16", *SIZE),
+        kernel.kernels.speeds.measurements,
+        kernel.kernels.speeds.measurement_file.Need("cpu_products", "bfloat16", *SIZE),
     )
     with measuring(kernel, "SINGLE") as measured:
         if dist.get_rank() == 2:
             entry = {"m": SIZE[0], "k": SIZE[1], "products": "NATIVE_SYMMETRIC"}
-            measurements.agree(kernel.kernels.machine.key_of(CPU), need, entry, 7, (2, 7))
+            measurements.agree(kernel.kernels.speeds.machine.key_of(CPU), need, entry, 7, (2, 7))
         if dist.get_rank() == 1 and failed:
             wrong = {(need.kernel, need.dtype): {"NATIVE_SYMMETRIC": "it is wrong"}}
-            measurements.record_failures(kernel.kernels.machine.key_of(CPU), wrong)
+            measurements.record_failures(kernel.kernels.speeds.machine.key_of(CPU), wrong)
         optimizer, _ = fsdp(kernel, SIZE)
         told = []
         optimizer.warmup(lambda *stage: told.append(stage[2]))
@@ -213,7 +215,7 @@ def test_unknown_copies_keep_their_default(fresh_pool):
 
 def less_to_measure(kernel):
     """Nothing can be measured on rank 1, and then Triton fails there; return the errors of the warm-ups."""
-    tuning, errors = kernel.step.rank_tuning, []
+    tuning, errors = kernel.step.agreement.rank_tuning, []
     with measuring(kernel, "NATIVE"):
         optimizer, _ = fsdp(kernel, SIZE)
         for name, other in {"tasks_of": lambda *_: [], "triton_fault": lambda _: "no C compiler"}.items():

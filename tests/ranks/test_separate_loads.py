@@ -17,7 +17,9 @@ from tests.support.refusals import error_of
 def errors_where_one_rank_loads_first(kernel) -> tuple[str | None, str | None]:
     """Return the errors after a step between the loads of two ranks, and after one that follows both."""
     p = on_mesh(random(12, 8, seed=0), Shard(0), mesh_of((2,)))
-    with mock.patch.object(kernel.step.meeting.Meeting, "is_known", False):  # as on a GPU, which is not waited for
+    with mock.patch.object(
+        kernel.step.agreement.meeting.Meeting, "is_known", False
+    ):  # as on a GPU, which is not waited for
         optimizer = kernel.Muon([("up.weight", p)])
         give_gradients([p], 0)
         optimizer.step()
@@ -59,7 +61,7 @@ def test_one_rank_may_load_into_a_new_optimizer_and_another_into_its_old_one(poo
 def error_after_a_load(kernel, act: str) -> str | None:
     """Return the error of an act after a step in which rates differed, and a load on all ranks."""
     p = on_mesh(random(12, 8, seed=0), Shard(0), mesh_of((2,)))
-    with mock.patch.object(kernel.step.meeting.Meeting, "is_known", False):
+    with mock.patch.object(kernel.step.agreement.meeting.Meeting, "is_known", False):
         optimizer = kernel.Muon([("up.weight", p)], lr=0.1)
         saved = optimizer.state_dict()
         for step in range(2):

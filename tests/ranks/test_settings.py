@@ -31,7 +31,7 @@ def described(kernel, one, other, failed=("failed here: nothing",) * 2):
         terms_of_three(kernel, line).settings([{**plain, **each} for each in groups])
         for line, groups in zip(failed, (one, other))
     ]
-    return kernel.step.differences.difference_of_settings(terms_of_three(kernel), {0: texts[0], 2: texts[1]})
+    return kernel.step.agreement.differences.difference_of_settings(terms_of_three(kernel), {0: texts[0], 2: texts[1]})
 
 
 def test_the_error_names_all_parameters_with_the_first_difference_and_nothing_else(kernel):

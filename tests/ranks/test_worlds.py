@@ -93,7 +93,7 @@ def test_the_groups_of_a_mesh_are_found_again_after_a_restart(fresh_pool, tmp_pa
 def errors_in_another_world(kernel, store: str) -> str | None:
     """Return the error of the first step in a new world, after one with unlike rates that nobody has read."""
     rank = dist.get_rank()
-    with mock.patch.object(kernel.step.meeting.Meeting, "is_known", False):
+    with mock.patch.object(kernel.step.agreement.meeting.Meeting, "is_known", False):
         for rates in ((0.1, 0.1 + rank), (0.1,)):
             p, exchange = nn.Parameter(random(12, 8, seed=0)), kernel.ExchangeOptions(process_group=dist.group.WORLD)
             optimizer = kernel.Muon([("up.weight", p)], exchange=exchange)

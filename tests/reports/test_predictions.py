@@ -15,7 +15,7 @@ from tools.pages.predictions import GPUS, NAMED, PAGE, RESULTS, page, row_of, si
 
 @pytest.fixture(scope="module")
 def predictions():
-    return kernel_module(PACKAGE, "predictions")
+    return kernel_module(PACKAGE, "speeds.predictions")
 
 
 @pytest.mark.parametrize("gpu", GPUS)

@@ -43,7 +43,7 @@ def measuring(kernel, fastest: str, problems=(), clock=None):
         stack.enter_context(mock.patch.dict(os.environ, XDG_CACHE_HOME=folder))
         stack.enter_context(mock.patch.object(tune, "contest_of", contest_of))
         stack.enter_context(mock.patch.object(tune, "Clock", clock))
-        kernel.kernels.measurements.forget()
+        kernel.kernels.speeds.measurements.forget()
         yield measured
 
 

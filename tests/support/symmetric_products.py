@@ -69,7 +69,7 @@ def product(launch: Launch, A: Tensor, B: Tensor, D: Tensor | None = None, scala
 
 
 def scaled_product(module, A: Tensor, B: Tensor, D: Tensor | None, scalars: tuple) -> Tensor:
-    """Return the product of kernels/symmetric_gemm.py with scalars (alpha, beta, diagonal)."""
+    """Return the product of kernels/gpu/symmetric_gemm.py with scalars (alpha, beta, diagonal)."""
     alpha, beta, diagonal = scalars
     return module.symmetric_gemm(A, B, D, alpha, beta, diagonal=diagonal)
 

@@ -12,5 +12,5 @@ UNSUPPORTED = "Triton does not support this GPU, and the package launches none o
 
 def skip_without_triton(kernel: ModuleType, device: str) -> None:
     """Skip a test that launches Triton's kernels if its device is a GPU that Triton does not support."""
-    if device == "cuda" and not kernel.kernels.machine.supports_triton(torch.device(device)):
+    if device == "cuda" and not kernel.kernels.speeds.machine.supports_triton(torch.device(device)):
         pytest.skip(UNSUPPORTED)

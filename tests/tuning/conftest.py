@@ -97,12 +97,12 @@ def run(tuner, tune, todo) -> list[str]:
 @pytest.fixture
 def gpu(kernel, measurements, monkeypatch):
     """The CPU as a GPU: its key is one's, and a launch is what the kernel's stand-in for CPUs computes."""
-    machine, candidates = kernel.kernels.machine, kernel.tuning.candidates
+    machine, candidates = kernel.kernels.speeds.machine, kernel.tuning.candidates
     key = machine.gpu_key("a GPU")
-    for module in (kernel.tuning.tune, kernel.tuning.findings, candidates, kernel.kernels.gains):
+    for module in (kernel.tuning.tune, kernel.tuning.findings, candidates, kernel.kernels.speeds.gains):
         monkeypatch.setattr(module, "key_of", lambda device: key)
-    monkeypatch.setattr(candidates, "target_of", lambda device: kernel.kernels.tuned.Target("cuda", 90))
-    monkeypatch.setattr(kernel.kernels.symmetric_gemm, "launch_symmetric_gemm", Launch(kernel))
+    monkeypatch.setattr(candidates, "target_of", lambda device: kernel.kernels.gpu.tuned.Target("cuda", 90))
+    monkeypatch.setattr(kernel.kernels.gpu.symmetric_gemm, "launch_symmetric_gemm", Launch(kernel))
     monkeypatch.setattr(kernel.tuning.gpu_contest, "RAGGED", (33, 20))
     return key
 
@@ -120,5 +120,5 @@ class Launch:
         self.last = "-".join(map(str, config))
         self.lengths.setdefault(self.kernel.tuning.gpu_contest._kernel(config), set()).update((len(A), len(C)))
         numbers = (torch.tensor(float(x)) for x in scalars)
-        self.kernel.kernels.symmetric_gemm._on_cpu(A, B, D, C, *numbers)
+        self.kernel.kernels.gpu.symmetric_gemm._on_cpu(A, B, D, C, *numbers)
         self.wrong.get(self.last, lambda *_: None)(A, B, C)

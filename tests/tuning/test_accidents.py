@@ -23,8 +23,8 @@ def test_want_of_memory_names_no_candidate_that_had_failed_before(kernel, tune, 
     def too_large(task):
         raise torch.cuda.OutOfMemoryError("out of memory")
 
-    (task,), file = tasks(kernel, (24, 40)), kernel.kernels.measurement_file
-    key, failed = kernel.kernels.machine.key_of(task.device), {("cpu_products", "bfloat16"): {"NATIVE": "wrong"}}
+    (task,), file = tasks(kernel, (24, 40)), kernel.kernels.speeds.measurement_file
+    key, failed = kernel.kernels.speeds.machine.key_of(task.device), {("cpu_products", "bfloat16"): {"NATIVE": "wrong"}}
     measurements.keep(key, file.Table({}, failed))
     monkeypatch.setattr(tune, "contest_of", too_large)
     assert not tune.Tuner(60.0).measure(task, 0).failed
@@ -45,7 +45,7 @@ def test_a_wrong_candidate_is_remembered_where_nothing_could_be_timed(
     clock.ready = lambda work: work.no_such_work  # raises
     assert "nothing could be timed" in run(tune.Tuner(60.0, clock), tune, tasks(kernel, (24, 40)))[0]
     measurements.forget()
-    failed = measurements.failed(kernel.kernels.machine.key_of(torch.device("cpu")), "cpu_products", "bfloat16")
+    failed = measurements.failed(kernel.kernels.speeds.machine.key_of(torch.device("cpu")), "cpu_products", "bfloat16")
     assert failed == {"NATIVE": "wrong"}
 
 
@@ -57,7 +57,9 @@ def test_accidents_convict_no_candidate(kernel, measurements, monkeypatch, probl
     monkeypatch.setattr(kernel.tuning.contest, "_prove_table", unlucky)
     kernel.tune([(24, 40)], device="cpu", dtype=torch.bfloat16, budget=5, progress=lambda *_: None)
     measurements.forget()
-    assert not measurements.failed(kernel.kernels.machine.key_of(torch.device("cpu")), "cpu_products", "bfloat16")
+    assert not measurements.failed(
+        kernel.kernels.speeds.machine.key_of(torch.device("cpu")), "cpu_products", "bfloat16"
+    )
 
 
 @pytest.mark.parametrize("problem", [MemoryError("bad_alloc"), KeyboardInterrupt()], ids=lambda it: type(it).__name__)
@@ -72,7 +74,7 @@ def test_a_wrong_candidate_is_remembered_whatever_comes_after_it(kernel, measure
     with pytest.raises(KeyboardInterrupt) if isinstance(problem, KeyboardInterrupt) else contextlib.nullcontext():
         assert run(tuner, tune, tasks(kernel, (24, 40)))[-1].endswith("failed their proof: NATIVE (wrong)")
     measurements.forget()
-    failed = measurements.failed(kernel.kernels.machine.key_of(torch.device("cpu")), "cpu_products", "bfloat16")
+    failed = measurements.failed(kernel.kernels.speeds.machine.key_of(torch.device("cpu")), "cpu_products", "bfloat16")
     assert failed == {"NATIVE": "wrong"}
 
 

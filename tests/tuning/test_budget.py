@@ -79,7 +79,7 @@ def test_what_a_late_proof_has_found_is_kept(kernel, measurements, tune, contest
     assert "NATIVE failed its proof: not symmetric" in told[0]
     assert "NATIVE_SYMMETRIC is left out: the time budget has no room for it" in told[0]
     measurements.forget()
-    failed = measurements.failed(kernel.kernels.machine.key_of(CPU), "cpu_products", "bfloat16")
+    failed = measurements.failed(kernel.kernels.speeds.machine.key_of(CPU), "cpu_products", "bfloat16")
     assert failed == {"NATIVE": "not symmetric"}
 
 
@@ -224,10 +224,10 @@ def test_a_choice_that_no_longer_competes_gives_way_to_torchs_products(kernel):
 
 def test_the_default_and_torchs_products_are_proven_however_late_it_is(kernel, tune, contests, table_clock):
     """Wherever they are among the candidates; of these, only those that have failed before are named."""
-    (task,), file = tasks(kernel, (24, 40)), kernel.kernels.measurement_file
+    (task,), file = tasks(kernel, (24, 40)), kernel.kernels.speeds.measurement_file
     contest = tune.contest_of(task)._replace(before="NATIVE_SYMMETRIC")
     table = file.Table({}, {("cpu_products", "bfloat16"): {"NATIVE_GRAM": "wrong"}})
-    kernel.kernels.measurements.keep(kernel.kernels.machine.key_of(CPU), table)
+    kernel.kernels.speeds.measurements.keep(kernel.kernels.speeds.machine.key_of(CPU), table)
     finding = kernel.tuning.findings.compete(task, contest, table_clock(EVEN), lambda: 1.0, proofs_end=0.0)
     assert finding.times.keys() == {"NATIVE_SYMMETRIC", "SINGLE"} and finding.entry["untried"] == ["NATIVE"]
     assert not finding.failed_before

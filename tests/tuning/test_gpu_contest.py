@@ -29,9 +29,9 @@ def clock_of(launch: Launch, seconds: dict[str, float]) -> TableClock:
 
 def measure(kernel, seconds, size=SIZE, count=2):
     task = kernel.tuning.contest.Task(
-        kernel.kernels.measurement_file.Need("symmetric_gemm", "float16", *size), CPU, count
+        kernel.kernels.speeds.measurement_file.Need("symmetric_gemm", "float16", *size), CPU, count
     )
-    launch = kernel.kernels.symmetric_gemm.launch_symmetric_gemm
+    launch = kernel.kernels.gpu.symmetric_gemm.launch_symmetric_gemm
     return kernel.tuning.tune.Tuner(60.0, clock_of(launch, seconds)).measure(task, 0)
 
 
@@ -44,17 +44,17 @@ def test_the_fastest_right_configuration_is_launched(kernel, gpu, measurements, 
     last = names(kernel)[-1]
     finding = measure(kernel, {last: 0.5, "torch": 0.75}, size)
     assert finding.entry["gain"] == 1.5 and not finding.failed and "1.50 times as fast as torch's" in finding.summary
-    tuned = kernel.kernels.tuned
+    tuned = kernel.kernels.gpu.tuned
     chosen = tuned.chosen_config("a GPU", tuned.Target("cuda", 90), HALF, size, (True, True))
     assert "-".join(map(str, chosen)) == last
-    assert kernel.kernels.gains.gain_of(CPU, HALF, "symmetric_gemm", size, None) == (1.5, "measured here")
+    assert kernel.kernels.speeds.gains.gain_of(CPU, HALF, "symmetric_gemm", size, None) == (1.5, "measured here")
 
 
 @pytest.mark.parametrize("rows, sections", [(48, [1, 3, 5]), (11 * 256, [1])], ids=str)
 def test_sections_compete_only_where_squares_are_left_over(kernel, gpu, rows, sections):
     """Whoever names the configurations: a matrix of 11 x 256 rows has 66 squares, one for each pair."""
-    need = kernel.kernels.measurement_file.Need("symmetric_gemm", "float16", rows, 16)
-    task, compiled = kernel.tuning.contest.Task(need, CPU, 1), kernel.kernels.tuned.COMPILED
+    need = kernel.kernels.speeds.measurement_file.Need("symmetric_gemm", "float16", rows, 16)
+    task, compiled = kernel.tuning.contest.Task(need, CPU, 1), kernel.kernels.gpu.tuned.COMPILED
     for configs in (None, list(compiled)):
         contest = kernel.tuning.gpu_contest.gpu_contest(task, configs)
         found = [config.sections for config in compiled if "-".join(map(str, config)) in contest.candidates]
@@ -63,7 +63,7 @@ def test_sections_compete_only_where_squares_are_left_over(kernel, gpu, rows, se
 
 def test_what_needs_no_compiling_is_proven_first(kernel, gpu, monkeypatch):
     """After the default and torch's products, also where configurations of Triton's kernel are shipped."""
-    tuned, candidates = kernel.kernels.tuned, kernel.tuning.candidates
+    tuned, candidates = kernel.kernels.gpu.tuned, kernel.tuning.candidates
     shipped = [tuned.Config(32, 32, 8, 4, 2), tuned.COMPILED[1]]
     monkeypatch.setattr(candidates, "_shipped", lambda *_: shipped)
     configs = candidates.product_configs(CPU, HALF, SIZE[0])
@@ -77,14 +77,14 @@ TOGETHER = {"symmetric_gemm": 4, "hopper_gemm": 3, "torch.bmm": 5}
 @pytest.mark.parametrize("count, longest", [(1, (1, 1, 1)), (6, (3, 3, 3)), (7, (4, 3, 4)), (60, (4, 3, 5))], ids=str)
 def test_each_candidate_multiplies_as_many_matrices_as_a_step_gives_it(kernel, gpu, monkeypatch, count, longest):
     """Even pieces of as many squares as fill the GPU with its tiles; with others' there would be empty places."""
-    contest, lengths = kernel.tuning.gpu_contest, kernel.kernels.symmetric_gemm.launch_symmetric_gemm.lengths
+    contest, lengths = kernel.tuning.gpu_contest, kernel.kernels.gpu.symmetric_gemm.launch_symmetric_gemm.lengths
     together = lambda device, size, iteration: TOGETHER.get(iteration.products.square_name, 2)  # noqa: E731
     commuting = lambda A, B: lengths.setdefault("torch.bmm", set()).update((len(A), len(B)))  # noqa: E731
     monkeypatch.setattr(contest, "matrices_together", together)
     monkeypatch.setattr(contest, "BATCHED", contest.BATCHED._replace(commuting=commuting))
 
     def candidates(k):
-        need = kernel.kernels.measurement_file.Need("symmetric_gemm", "float16", 48, k)
+        need = kernel.kernels.speeds.measurement_file.Need("symmetric_gemm", "float16", 48, k)
         return contest.gpu_contest(kernel.tuning.contest.Task(need, CPU, count)).candidates.values()
 
     for candidate in candidates(48):
@@ -143,7 +143,7 @@ def slightly_wrong(A, B, C):
 
 @pytest.mark.parametrize("fault", [asymmetric, overflowing, by_batch, leaking, cut_tile, slightly_wrong])
 def test_a_wrong_launch_is_found_and_never_taken(kernel, gpu, measurements, fault):
-    launch = kernel.kernels.symmetric_gemm.launch_symmetric_gemm
+    launch = kernel.kernels.gpu.symmetric_gemm.launch_symmetric_gemm
     first, second, *_ = names(kernel)
     launch.wrong = {second: fault}
     finding = measure(kernel, {second: 0.1, first: 0.5})
@@ -152,13 +152,13 @@ def test_a_wrong_launch_is_found_and_never_taken(kernel, gpu, measurements, faul
 
 
 def test_where_all_launches_are_wrong_torchs_products_stay(kernel, gpu, measurements):
-    launch = kernel.kernels.symmetric_gemm.launch_symmetric_gemm
+    launch = kernel.kernels.gpu.symmetric_gemm.launch_symmetric_gemm
     launch.wrong = dict.fromkeys(names(kernel), asymmetric)
     finding = measure(kernel, {})
     assert finding.entry["gain"] == 0.0 and len(finding.failed) == len(names(kernel))
-    assert kernel.kernels.gains.gain_of(CPU, HALF, "symmetric_gemm", SIZE, None) == (0.0, "measured here")
-    safe = kernel.kernels.tuned.safe_config(kernel.kernels.tuned.Target("cuda", 90), HALF, SIZE[0], False, True)
-    assert kernel.kernels.tuned.nearest("a GPU", HALF, *SIZE) is None and "-".join(map(str, safe)) in finding.failed
+    assert kernel.kernels.speeds.gains.gain_of(CPU, HALF, "symmetric_gemm", SIZE, None) == (0.0, "measured here")
+    safe = kernel.kernels.gpu.tuned.safe_config(kernel.kernels.gpu.tuned.Target("cuda", 90), HALF, SIZE[0], False, True)
+    assert kernel.kernels.gpu.tuned.nearest("a GPU", HALF, *SIZE) is None and "-".join(map(str, safe)) in finding.failed
 
 
 def test_matrices_of_proofs_are_drawn_once_and_let_go(kernel, gpu, monkeypatch):
@@ -180,7 +180,7 @@ def test_a_launch_without_resources_is_left_out(kernel, gpu):
     def raising(A, B, C):
         raise RuntimeError("out of resource: shared memory")
 
-    launch, (first, second, *_) = kernel.kernels.symmetric_gemm.launch_symmetric_gemm, names(kernel)
+    launch, (first, second, *_) = kernel.kernels.gpu.symmetric_gemm.launch_symmetric_gemm, names(kernel)
     launch.wrong = {first: raising}
     finding = measure(kernel, {second: 0.5})
     assert "out of resource" in finding.summary and finding.entry["gain"] == 2.0
@@ -191,11 +191,11 @@ def test_a_lost_gpu_is_raised(kernel, gpu):
     def losing(A, B, C):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    launch = kernel.kernels.symmetric_gemm.launch_symmetric_gemm
+    launch = kernel.kernels.gpu.symmetric_gemm.launch_symmetric_gemm
     launch.wrong = {names(kernel)[1]: losing}
     with pytest.raises(RuntimeError, match=f"{names(kernel)[1]}.*illegal memory access"):
         measure(kernel, {})
-    assert names(kernel)[1] in kernel.kernels.measurements.failed(gpu, "symmetric_gemm", "float16")
+    assert names(kernel)[1] in kernel.kernels.speeds.measurements.failed(gpu, "symmetric_gemm", "float16")
 
 
 def test_torchs_products_stay_after_they_lost_the_gpu(kernel, gpu, monkeypatch):
@@ -208,7 +208,7 @@ def test_torchs_products_stay_after_they_lost_the_gpu(kernel, gpu, monkeypatch):
     monkeypatch.setattr(contest, "BATCHED", contest.BATCHED._replace(gram=losing, commuting=losing, gram_affine=losing))
     with pytest.raises(RuntimeError, match=r"torch made .* unusable for this process: start it again \(Runt"):
         measure(kernel, {})
-    assert not kernel.kernels.measurements.failed(gpu, "symmetric_gemm", "float16")
+    assert not kernel.kernels.speeds.measurements.failed(gpu, "symmetric_gemm", "float16")
 
 
 def test_tasks_of_a_gpu_are_those_that_a_plan_asks_for(kernel):

@@ -9,7 +9,7 @@ from tests.tuning.test_gpu_contest import CPU, SIZE, measure, names
 
 
 def task_of(kernel, name="symmetric_gemm", size=SIZE, device=CPU, count=2, dtype="float16"):
-    need = kernel.kernels.measurement_file.Need(name, dtype, *size)
+    need = kernel.kernels.speeds.measurement_file.Need(name, dtype, *size)
     return kernel.tuning.contest.Task(need, device, count)
 
 
@@ -18,7 +18,7 @@ def task_of(kernel, name="symmetric_gemm", size=SIZE, device=CPU, count=2, dtype
 def test_what_is_launched_today_keeps_its_place_in_a_tie(kernel, gpu, monkeypatch, name, gain, stays):
     """By a measurement that ships, or by the model."""
     contests, choice = kernel.tuning.gpu_contest, {"symmetric_gemm": "symmetric_choice", "small_polar": "small_choice"}
-    monkeypatch.setattr(contests, choice[name], lambda *_: kernel.kernels.gains.Gain(gain, "shipped"))
+    monkeypatch.setattr(contests, choice[name], lambda *_: kernel.kernels.speeds.gains.Gain(gain, "shipped"))
     contest = contests.gpu_contest(task_of(kernel, name))
     torchs, first, *_ = contest.candidates
     assert (torchs, contest.before) == ("torch", first if stays else "torch")
@@ -47,7 +47,7 @@ def test_ours_is_chosen_where_torchs_product_fails(kernel, gpu, monkeypatch):
 
 def test_what_a_launch_leaves_unwritten_is_no_number(kernel, gpu, monkeypatch):
     """Else it might still hold what another launch has written there. And the races' rows have a norm of about 1."""
-    module, unwritten, norms = kernel.kernels.symmetric_gemm, [], []
+    module, unwritten, norms = kernel.kernels.gpu.symmetric_gemm, [], []
     launch = module.launch_symmetric_gemm
 
     def noted(A, B, D, C, scalars, config):
@@ -74,7 +74,7 @@ def test_small_matrices_are_multiplied_in_one_launch_or_by_separate_products(
     """Whatever a step does today. All of them, as steps pack them, in as many windows as the iteration has."""
     contests, launched, proven = kernel.tuning.gpu_contest, [], []
     for module in contests, kernel.iteration:
-        monkeypatch.setattr(module, "small_choice", lambda *_: kernel.kernels.gains.Gain(2.0, "shipped"))
+        monkeypatch.setattr(module, "small_choice", lambda *_: kernel.kernels.speeds.gains.Gain(2.0, "shipped"))
     monkeypatch.setattr(contests.small_polar, "launch_small_polar", lambda *given: launched.append(given))
     monkeypatch.setattr(contests, "prove_small", lambda *given: proven.append(given))
     task, work = task_of(kernel, "small_polar", count=3, dtype=dtype), getattr(torch, dtype)
@@ -100,11 +100,11 @@ def test_long_matrices_of_a_chain_are_multiplied_as_they_are_packed(kernel):
 def test_the_compiled_product_competes_where_it_is_built(kernel, gpu, monkeypatch, built):
     monkeypatch.setattr(kernel.tuning.candidates, "is_built", lambda: built)
     configs = kernel.tuning.candidates.product_configs(CPU, torch.float16, 48)
-    assert {config in configs for config in kernel.kernels.tuned.COMPILED} == {built}
+    assert {config in configs for config in kernel.kernels.gpu.tuned.COMPILED} == {built}
 
 
 def test_small_launches_that_ship_for_another_number_of_padded_rows_do_not_compete(kernel, gpu, monkeypatch):
-    candidates, tuned = kernel.tuning.candidates, kernel.kernels.tuned
+    candidates, tuned = kernel.tuning.candidates, kernel.kernels.gpu.tuned
     shipped = [tuned.SmallConfig(side, 16, 16, 4, 3, 0) for side in (32, 64, 128)]
     monkeypatch.setattr(candidates, "_shipped", lambda *_: shipped)
     safe, second, *others = candidates.small_configs(CPU, torch.float16, 48)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is left out from now on:Runtim
 
 @pytest.fixture
 def need(kernel):
-    return kernel.kernels.measurement_file.Need("cpu_products", "bfloat16", 24, 40)
+    return kernel.kernels.speeds.measurement_file.Need("cpu_products", "bfloat16", 24, 40)
 
 
 def marks() -> list[Path]:
@@ -35,9 +35,9 @@ def marks() -> list[Path]:
 def try_for_long(variants: str, threads: int, patience: float, started) -> None:
     torch.set_num_threads(threads)
     kernel = load_kernel(Path(variants))
-    need = kernel.kernels.measurement_file.Need("cpu_products", "bfloat16", 24, 40)
-    kernel.kernels.trials.PATIENCE_SECONDS = patience
-    with kernel.kernels.trials.trial(kernel.kernels.machine.key_of(CPU), need, "NATIVE"):
+    need = kernel.kernels.speeds.measurement_file.Need("cpu_products", "bfloat16", 24, 40)
+    kernel.kernels.speeds.trials.PATIENCE_SECONDS = patience
+    with kernel.kernels.speeds.trials.trial(kernel.kernels.speeds.machine.key_of(CPU), need, "NATIVE"):
         while not any('"overdue": true' in mark.read_text() for mark in marks()):
             time.sleep(0.01)
         started.set()
@@ -53,7 +53,7 @@ def end_a_trial(kernel, measurements, patience: float) -> None:
     process.start()
     assert started.wait(120)
     measurements.forget()
-    failed_meanwhile = measurements.failed(kernel.kernels.machine.key_of(CPU), "cpu_products", "bfloat16")
+    failed_meanwhile = measurements.failed(kernel.kernels.speeds.machine.key_of(CPU), "cpu_products", "bfloat16")
     assert not failed_meanwhile  # while the process lives, it only tries
     os.kill(process.pid, signal.SIGKILL)
     process.join()
@@ -61,7 +61,7 @@ def end_a_trial(kernel, measurements, patience: float) -> None:
 
 def failures(kernel, measurements) -> dict:
     measurements.forget()
-    return dict(measurements.failed(kernel.kernels.machine.key_of(CPU), "cpu_products", "bfloat16"))
+    return dict(measurements.failed(kernel.kernels.speeds.machine.key_of(CPU), "cpu_products", "bfloat16"))
 
 
 def test_what_hung_is_left_out_by_the_next_process(kernel, measurements):
@@ -75,8 +75,8 @@ def test_what_hung_is_left_out_by_the_next_process(kernel, measurements):
 
 def test_a_process_that_was_ended_once_convicts_nobody(kernel, measurements, need):
     """Schedulers end processes, too: only the second time counts."""
-    key = kernel.kernels.machine.key_of(CPU)
-    mark = kernel.kernels.trials._mark(key, need, "NATIVE")
+    key = kernel.kernels.speeds.machine.key_of(CPU)
+    mark = kernel.kernels.speeds.trials._mark(key, need, "NATIVE")
     content = {**json.loads(mark.read_text()), "since": "before"}  # of a process that had this one's number
     for expected in (set(), {"NATIVE"}):
         mark.write_text(json.dumps(content))
@@ -86,7 +86,7 @@ def test_a_process_that_was_ended_once_convicts_nobody(kernel, measurements, nee
 
 def test_a_mark_of_another_machine_is_left_to_it(kernel, measurements, need, monkeypatch):
     """Machines may share a folder: there the number may be that of no process here."""
-    mark = kernel.kernels.trials._mark(kernel.kernels.machine.key_of(CPU), need, "NATIVE")
+    mark = kernel.kernels.speeds.trials._mark(kernel.kernels.speeds.machine.key_of(CPU), need, "NATIVE")
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "since": "before", "overdue": True}))
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr("platform.node", lambda: "another")
@@ -97,7 +97,7 @@ def test_a_mark_of_another_machine_is_left_to_it(kernel, measurements, need, mon
 @pytest.mark.skipif(not Path("/proc/uptime").exists(), reason="only Linux says it")
 def test_a_process_is_known_by_when_it_began(kernel, tmp_path, monkeypatch):
     """Its name may be anything. That of a container is when its first process began."""
-    trials, script = kernel.kernels.trials, tmp_path / "a) b 1 2"
+    trials, script = kernel.kernels.speeds.trials, tmp_path / "a) b 1 2"
     script.write_text("#!/bin/sh\nread line\n")
     script.chmod(0o755)
     booted = time.time() - float(Path("/proc/uptime").read_text().split()[0])
@@ -109,18 +109,18 @@ def test_a_process_is_known_by_when_it_began(kernel, tmp_path, monkeypatch):
 
 
 def test_marks_of_threads_and_of_candidates_in_other_dtypes_are_told_apart(kernel, measurements, need):
-    trials, key = kernel.kernels.trials, kernel.kernels.machine.key_of(CPU)
+    trials, key = kernel.kernels.speeds.trials, kernel.kernels.speeds.machine.key_of(CPU)
     made = [trials._mark(key, need, "NATIVE")]
     thread = threading.Thread(target=lambda: made.append(trials._mark(key, need, "NATIVE")))
     thread.start()
     thread.join()
     whats = [(need.kernel, dtype, "NATIVE") for dtype in ("bfloat16", "float32")]
-    firsts = {trials._first_mark(kernel.kernels.measurement_file.file_of(key), what) for what in whats}
+    firsts = {trials._first_mark(kernel.kernels.speeds.measurement_file.file_of(key), what) for what in whats}
     assert len({*made}) == len(marks()) == len(firsts) == 2
 
 
 def test_a_process_of_another_user_is_taken_to_run(kernel, measurements, need, monkeypatch):
-    mark = kernel.kernels.trials._mark(kernel.kernels.machine.key_of(CPU), need, "NATIVE")
+    mark = kernel.kernels.speeds.trials._mark(kernel.kernels.speeds.machine.key_of(CPU), need, "NATIVE")
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "since": "before", "overdue": True}))
 
     def refused(*_):
@@ -131,7 +131,7 @@ def test_a_process_of_another_user_is_taken_to_run(kernel, measurements, need, m
 
 
 def test_a_pipe_in_the_place_of_a_mark_is_not_waited_for(kernel, measurements, need):
-    trials, key = kernel.kernels.trials, kernel.kernels.machine.key_of(CPU)
+    trials, key = kernel.kernels.speeds.trials, kernel.kernels.speeds.machine.key_of(CPU)
     mark = trials._mark(key, need, "NATIVE")
     mark.unlink()
     os.mkfifo(mark)
@@ -141,7 +141,7 @@ def test_a_pipe_in_the_place_of_a_mark_is_not_waited_for(kernel, measurements, n
 @pytest.mark.skipif(not Path("/proc/self/ns/pid").exists(), reason="containers number processes on Linux only")
 def test_a_mark_of_another_container_is_left_to_it(kernel, measurements, need, monkeypatch):
     """On one machine, and with one name: there the number may be that of no process, or of another."""
-    mark = kernel.kernels.trials._mark(kernel.kernels.machine.key_of(CPU), need, "NATIVE")
+    mark = kernel.kernels.speeds.trials._mark(kernel.kernels.speeds.machine.key_of(CPU), need, "NATIVE")
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "since": "before", "overdue": True}))
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(os, "readlink", lambda path: "pid:[1]")
@@ -155,7 +155,7 @@ def test_a_mark_of_another_container_is_left_to_it(kernel, measurements, need, m
     "change", [{"process": 10**30}, {"candidate": []}, {"kernel": {}}, {"overdue": None}, {"host": 1}], ids=str
 )
 def test_foreign_marks_are_no_errors(kernel, measurements, need, change):
-    mark = kernel.kernels.trials._mark(kernel.kernels.machine.key_of(CPU), need, "NATIVE")
+    mark = kernel.kernels.speeds.trials._mark(kernel.kernels.speeds.machine.key_of(CPU), need, "NATIVE")
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "since": "before", **change}))
     assert not failures(kernel, measurements)
     mark.write_text("[" * 100_000)
@@ -164,7 +164,7 @@ def test_foreign_marks_are_no_errors(kernel, measurements, need, change):
 
 def test_no_process_is_asked_on_windows(kernel, measurements, need, monkeypatch):
     """There the question ends it."""
-    mark = kernel.kernels.trials._mark(kernel.kernels.machine.key_of(CPU), need, "NATIVE")
+    mark = kernel.kernels.speeds.trials._mark(kernel.kernels.speeds.machine.key_of(CPU), need, "NATIVE")
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "since": "before", "overdue": True}))
     with monkeypatch.context() as windows:
         windows.setattr("sys.platform", "win32")
@@ -175,9 +175,9 @@ def test_no_process_is_asked_on_windows(kernel, measurements, need, monkeypatch)
 
 @pytest.mark.parametrize("error", [None, ValueError])
 def test_a_trial_that_ends_leaves_no_mark(kernel, measurements, need, error):
-    key = kernel.kernels.machine.key_of(CPU)
+    key = kernel.kernels.speeds.machine.key_of(CPU)
     with pytest.raises(error) if error else contextlib.nullcontext():
-        with kernel.kernels.trials.trial(key, need, "NATIVE"):
+        with kernel.kernels.speeds.trials.trial(key, need, "NATIVE"):
             assert len(marks()) == 1
             if error:
                 raise error
@@ -186,12 +186,12 @@ def test_a_trial_that_ends_leaves_no_mark(kernel, measurements, need, error):
 
 def test_a_trial_that_ends_acquits_its_candidate(kernel, measurements, need):
     """Two processes that were ended years apart convict nobody if the kernel has run in between."""
-    key = kernel.kernels.machine.key_of(CPU)
+    key = kernel.kernels.speeds.machine.key_of(CPU)
     for _ in range(2):
-        mark = kernel.kernels.trials._mark(key, need, "NATIVE")
+        mark = kernel.kernels.speeds.trials._mark(key, need, "NATIVE")
         mark.write_text(json.dumps({**json.loads(mark.read_text()), "since": "before"}))
         assert not failures(kernel, measurements)
-        with kernel.kernels.trials.trial(key, need, "NATIVE"):
+        with kernel.kernels.speeds.trials.trial(key, need, "NATIVE"):
             pass
 
 
@@ -199,26 +199,26 @@ def test_an_interrupt_before_a_candidate_begins_leaves_no_mark(kernel, measureme
     def interrupted(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(kernel.kernels.trials.threading.Timer, "start", interrupted)
+    monkeypatch.setattr(kernel.kernels.speeds.trials.threading.Timer, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        with kernel.kernels.trials.trial(kernel.kernels.machine.key_of(CPU), need, "NATIVE"):
+        with kernel.kernels.speeds.trials.trial(kernel.kernels.speeds.machine.key_of(CPU), need, "NATIVE"):
             pass
     assert not marks()
 
 
 def test_a_candidate_that_takes_long_is_named(kernel, measurements, need, monkeypatch):
-    trials = kernel.kernels.trials
+    trials = kernel.kernels.speeds.trials
     told = []
     monkeypatch.setattr(trials, "PATIENCE_SECONDS", 0.01)
     monkeypatch.setattr(trials.warnings, "warn", lambda text, *_, **__: told.append(text))
-    with trials.trial(kernel.kernels.machine.key_of(CPU), need, "NATIVE"):
+    with trials.trial(kernel.kernels.speeds.machine.key_of(CPU), need, "NATIVE"):
         time.sleep(0.2)
     assert len(told) == 1 and "NATIVE" in told[0] and "the next one leaves this candidate out" in told[0]
 
 
 def test_a_mark_that_two_processes_see_counts_once(kernel, measurements, need, monkeypatch):
     """Processes that start together find the same mark; here another one judges it just before this one does."""
-    trials, key = kernel.kernels.trials, kernel.kernels.machine.key_of(CPU)
+    trials, key = kernel.kernels.speeds.trials, kernel.kernels.speeds.machine.key_of(CPU)
     mark = trials._mark(key, need, "NATIVE")
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "since": "before"}))
     has_ended, tables = trials._has_ended, []
@@ -235,10 +235,10 @@ def test_a_mark_that_two_processes_see_counts_once(kernel, measurements, need, m
 
 def test_no_link_in_the_folder_is_written_through(kernel, measurements, need, tmp_path):
     """A folder may be one that others write to, too: they know what the files are called."""
-    trials, key = kernel.kernels.trials, kernel.kernels.machine.key_of(CPU)
+    trials, key = kernel.kernels.speeds.trials, kernel.kernels.speeds.machine.key_of(CPU)
     mark, theirs = trials._mark(key, need, "NATIVE"), tmp_path / "theirs"
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "since": "before"}))
-    file = kernel.kernels.measurement_file.file_of(key)
+    file = kernel.kernels.speeds.measurement_file.file_of(key)
     trials._first_mark(file, (need.kernel, need.dtype, "NATIVE")).symlink_to(theirs)
     failures(kernel, measurements)
     assert not marks() and not theirs.exists()
@@ -248,8 +248,8 @@ def test_no_link_in_the_folder_is_written_through(kernel, measurements, need, tm
 
 
 def test_a_trial_that_ends_while_it_becomes_overdue_leaves_no_mark(kernel, measurements, need):
-    trials = kernel.kernels.trials
-    with trials.trial(kernel.kernels.machine.key_of(CPU), need, "NATIVE"):
+    trials = kernel.kernels.speeds.trials
+    with trials.trial(kernel.kernels.speeds.machine.key_of(CPU), need, "NATIVE"):
         (mark,) = marks()
     with pytest.warns(RuntimeWarning, match="has been running"):
         trials._overdue(need, "NATIVE", mark)

@@ -96,8 +96,8 @@ def test_tune_measures_for_real(kernel, measurements, capsys):
 
 
 def test_torchs_products_remain_if_a_file_says_that_all_failed(kernel, measurements):
-    key = kernel.kernels.machine.key_of(torch.device("cpu"))
-    table = kernel.kernels.measurement_file.empty()
+    key = kernel.kernels.speeds.machine.key_of(torch.device("cpu"))
+    table = kernel.kernels.speeds.measurement_file.empty()
     table.failed["cpu_products", "bfloat16"] = dict.fromkeys(
         kernel.kernels.products.cpu_tables(BF16), "written by hand"
     )

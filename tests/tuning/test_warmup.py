@@ -94,7 +94,7 @@ def test_nothing_is_measured_twice_by_another_process(kernel, measurements, plac
 def test_explain_says_what_is_left_out_and_why(kernel, measurements):
     """Of the dtypes that the plan multiplies in."""
     table = measurements.Table({}, {("cpu_products", "bfloat16"): {"NATIVE": "wrong", "NATIVE_GRAM": "wrong"}})
-    measurements.keep(kernel.kernels.machine.key_of(torch.device("cpu")), table)
+    measurements.keep(kernel.kernels.speeds.machine.key_of(torch.device("cpu")), table)
     matrix = Parameter(torch.zeros(24, 40))
     notes = {dtype: kernel.Muon([matrix], ns_dtype=dtype).explain().notes for dtype in ("float32", "bfloat16")}
     line = "left out, since they failed on this machine: NATIVE, NATIVE_GRAM of cpu_products in bfloat16 (wrong)"

@@ -41,7 +41,7 @@ def hopper_gemm(C: Tensor, A: Tensor, B: Tensor, D: Tensor, alpha, beta, diagona
 
 
 def _symmetric(kernel: ModuleType, A, B, D, C, alpha, beta, diagonal, m, k, side, *rest: Any) -> None:
-    """As `kernels.symmetric_gemm._symmetric_gemm_kernel`; `rest` begins with the strides of A and B.mT (b, m, k)."""
+    """As `kernels.gpu.symmetric_gemm._symmetric_gemm_kernel`; `rest` begins with strides of A and B.mT (b, m, k)."""
     strides, has_d = rest[:6], rest[12]
     alpha, beta, diagonal = (on_host(x).item() if isinstance(x, Tensor) else x for x in (alpha, beta, diagonal))
     left, right = (
@@ -60,7 +60,7 @@ def _store(C: Tensor, product: Tensor, D: Tensor, beta: float, diagonal: float) 
 
 
 def _small_polar(kernel: ModuleType, G, C, scratch, coefficients, ends, scale, eps, *rest: Any) -> None:
-    """As `kernels.small_polar._small_polar_kernel`: bit i of `ends` says that a window ends with step i."""
+    """As `kernels.gpu.small_polar._small_polar_kernel`: bit i of `ends` says that a window ends with step i."""
     triples = [coefficients[i : i + 3] for i in range(0, len(coefficients), 3)]
     steps = [float(x) for i, triple in enumerate(triples) for x in (*triple, ends >> i & 1)]
-    kernel.kernels.small_polar._on_cpu(on_host(G), on_host(C), steps, scale, eps, scratch.dtype)
+    kernel.kernels.gpu.small_polar._on_cpu(on_host(G), on_host(C), steps, scale, eps, scratch.dtype)

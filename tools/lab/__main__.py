@@ -30,7 +30,7 @@ Between two runs, carry what is listed here, in `lab`; all other files are writt
     records*.jsonl      what was found
     prove.*.jsonl       what was found by tests of a run that was killed
     <device>.json       the device's configurations, which `measure` reads: put them into
-                        torch-ext/optimizer/kernels/configs, too
+                        torch-ext/optimizer/kernels/speeds/configs, too
     sweep_*.json        the rows of a sweep that was killed
     caches/optimizer    which candidates were wrong, hung, or made the GPU unusable
 

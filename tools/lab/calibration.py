@@ -156,7 +156,7 @@ def needed_by_tiles(lab: Lab) -> float | None:
 
     The model takes the cache of 9.0 to deliver no more. A pass writes, too, so it may be slower.
     """
-    gpu, model = modelled_gpu(lab.kernel, lab.device), lab.kernel.kernels.predictions
+    gpu, model = modelled_gpu(lab.kernel, lab.device), lab.kernel.kernels.speeds.predictions
     if gpu is None:
         return None
     rates = model.RATES[gpu.capability]

@@ -100,12 +100,12 @@ def capability(lab: Lab) -> tuple[int, int]:
 def target(lab: Lab) -> tuple:
     """Return the target that kernels are compiled for, as the package's type."""
     major, minor = capability(lab)
-    return lab.kernel.kernels.tuned.Target("cuda", 10 * major + minor)
+    return lab.kernel.kernels.gpu.tuned.Target("cuda", 10 * major + minor)
 
 
 def product_launches(lab: Lab, dtype: torch.dtype) -> list[Launch]:
     """Return the symmetric product's configurations to try in one dtype, the safe ones first."""
-    tuned = lab.kernel.kernels.tuned
+    tuned = lab.kernel.kernels.gpu.tuned
     if lab.tiny:
         configs = [tuned.Config(tile, tile_k, GROUP, *rest) for tile, tile_k, *rest in TINY_SHAPES]
     else:
@@ -121,7 +121,7 @@ def small_launches(lab: Lab, dtype: torch.dtype, side: int) -> list[Launch]:
 
     They are tuned in float16, in which Muon works on GPUs. Other dtypes use the safe one.
     """
-    tuned = lab.kernel.kernels.tuned
+    tuned = lab.kernel.kernels.gpu.tuned
     configs = [tuned.safe_small_config(target(lab), dtype, side)]
     if not lab.tiny and dtype == torch.float16:
         choices = product(*PANELS[side])
@@ -132,12 +132,12 @@ def small_launches(lab: Lab, dtype: torch.dtype, side: int) -> list[Launch]:
 
 def small_sides(lab: Lab) -> tuple[int, ...]:
     """Return the numbers of rows to which small matrices are padded."""
-    return lab.kernel.kernels.tuned.PADDED_SIDES[: 1 if lab.tiny else None]
+    return lab.kernel.kernels.gpu.tuned.PADDED_SIDES[: 1 if lab.tiny else None]
 
 
 def all_launches(lab: Lab) -> Iterator[Launch]:
     """Yield every configuration that may be chosen, and the safe ones of float32."""
-    tuned, halves = lab.kernel.kernels.tuned, lab.kernel.kernels.formats.HALF_DTYPES
+    tuned, halves = lab.kernel.kernels.gpu.tuned, lab.kernel.kernels.formats.HALF_DTYPES
     for dtype in halves:
         yield from product_launches(lab, dtype)
     yield Launch(PRODUCT, torch.float32, tuned.safe_config(target(lab), torch.float32, 1, True, True))
@@ -190,7 +190,7 @@ def static_check(lab: Lab) -> dict | None:
 def cases(lab: Lab, launch: Launch) -> Iterator[AnyCase]:
     """Yield what Triton compiles of a launch."""
     config = tuple(launch.config)
-    if launch.kernel == PRODUCT and config in lab.kernel.kernels.tuned.COMPILED:
+    if launch.kernel == PRODUCT and config in lab.kernel.kernels.gpu.tuned.COMPILED:
         return
     if launch.kernel == PRODUCT:
         for layout in RACED:

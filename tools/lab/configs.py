@@ -1,4 +1,4 @@
-"""The files of tuned configurations, which `kernels/measurements.py` of the package reads."""
+"""The files of tuned configurations, which `kernels/speeds/measurements.py` of the package reads."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def dense(lab: Lab, dtype: torch.dtype) -> dict:
     A, B = (torch.randn(n, n, generator=generator, device=lab.device).to(dtype) for _ in range(2))
     out = torch.empty_like(A)
     ((seconds, spread),) = take_turns([lambda: torch.mm(A, B, out=out)], lab.device, 3 if lab.tiny else 20)
-    gpu, model = modelled_gpu(lab.kernel, lab.device), lab.kernel.kernels.predictions
+    gpu, model = modelled_gpu(lab.kernel, lab.device), lab.kernel.kernels.speeds.predictions
     predicted = None if gpu is None else 2 * n**3 / model.dense_seconds(gpu, 1, (n, n, n)) / 1e12
     rates = {"tera_flops": 2 * n**3 / seconds / 1e12, "predicted_tera_flops": predicted}
     return {"side": n, "seconds": seconds, "spread": spread, **rates}

@@ -74,5 +74,5 @@ class Item:
 
 def require_triton(lab: Lab) -> None:
     """Raise NotApplicableError on a GPU on which the package launches none of Triton's kernels."""
-    if not lab.kernel.kernels.machine.supports_triton(lab.device):
+    if not lab.kernel.kernels.speeds.machine.supports_triton(lab.device):
         raise NotApplicableError(UNSUPPORTED)

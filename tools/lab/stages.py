@@ -67,7 +67,7 @@ def run_stages(arguments: Sequence[str] | None = None) -> int:
     records = Records(places.out, identity(variants, torch.device(device)))
     if records.put_aside is not None:
         print(f"{places.out} had records of another device, commit or torch: they are in {records.put_aside.name}")
-    own = find_variant(variants) / "kernels/configs"
+    own = find_variant(variants) / "kernels/speeds/configs"
     order = {
         "variants": str(variants),
         "device": device,
@@ -121,7 +121,7 @@ def places_for(given: argparse.Namespace, on_gpu: bool) -> Places:
         dry = given.out or scratch / "dry"
         return Places(given.build, dry / "work", dry, dry, (dry / "configs",))
     out = given.out or scratch
-    tree = PACKAGE / "kernels/configs"
+    tree = PACKAGE / "kernels/speeds/configs"
     copies = (tree, out) if given.out else (tree,)
     return Places(given.build, scratch / "work", out, given.out or ROOT / "benchmarks/results", copies)
 

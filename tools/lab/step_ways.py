@@ -74,7 +74,7 @@ def predicted_times(lab: Lab, parameters: Sequence[Parameter]) -> dict[str, floa
 
     Each is None on GPUs that differ from the model's in more than their rate of copies, and where that was not timed.
     """
-    gpu, copied = lab.kernel.kernels.machine.gpu_of(lab.device), copied_in_a_second(lab)
+    gpu, copied = lab.kernel.kernels.speeds.machine.gpu_of(lab.device), copied_in_a_second(lab)
     headings = {way: f"predicted milliseconds, {way}" for way in PREDICTED}
     if gpu is None or copied is None or (gpu.capability, gpu.multiprocessors) != GPU[:2]:
         return dict.fromkeys(headings.values())

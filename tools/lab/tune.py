@@ -80,7 +80,7 @@ def tune_product(lab: Lab, dtype: torch.dtype, size: tuple[int, int]) -> dict:
 def tune_small(lab: Lab, size: tuple[int, int]) -> dict:
     """Find the entry for the factors of m x n matrices in float16, write it, and return it."""
     require_triton(lab)
-    side = lab.kernel.kernels.tuned.padded_side(size[0])
+    side = lab.kernel.kernels.gpu.tuned.padded_side(size[0])
     dtype = torch.float16
     return tune(lab, size, [incumbent(lab, SMALL, dtype, size), *small_launches(lab, dtype, side)])
 
@@ -94,7 +94,7 @@ def tune(lab: Lab, size: tuple[int, int], launches: list[Launch]) -> dict:
     configs = [launch.config for launch in fit(lab, dict.fromkeys(launches))]
     if not configs:
         raise FailedError("the static check has refused every candidate")
-    need = lab.kernel.kernels.measurement_file.Need(kernel, short(dtype), *size)
+    need = lab.kernel.kernels.speeds.measurement_file.Need(kernel, short(dtype), *size)
     task = tuning.contest.Task(need, lab.device, count_of(lab, kernel, size))
     clock, seconds = tuning.race.Clock(lab.device), 0.0 if lab.tiny else RACE_SECONDS
     contest = tuning.gpu_contest.gpu_contest(task, configs, TINY_RAGGED if lab.tiny else None)
@@ -120,8 +120,8 @@ def predicted_times(lab: Lab, task, entry: dict, torchs_count: int) -> dict[str,
     torch's product was timed for `torchs_count` matrices, and its times are those of as many as the entry has.
     `benchmarks.predicted_step` predicts the compiled product's, for which the lab must have timed a copy.
     """
-    (kernel, _, m, k), tuned = task.need, lab.kernel.kernels.tuned
-    gpu, copied = lab.kernel.kernels.machine.gpu_of(task.device), copied_in_a_second(lab)
+    (kernel, _, m, k), tuned = task.need, lab.kernel.kernels.gpu.tuned
+    gpu, copied = lab.kernel.kernels.speeds.machine.gpu_of(task.device), copied_in_a_second(lab)
     if kernel != PRODUCT or gpu is None or copied is None:
         return {}
     size, config = (entry["count"], m, k), tuned.config_of(entry, tuned.Config)
@@ -138,7 +138,7 @@ def predicted_times(lab: Lab, task, entry: dict, torchs_count: int) -> dict[str,
 
 def leave_out(lab: Lab, finding) -> None:
     """Store in the lab's caches which candidates are wrong, and remove entries that name them."""
-    measurements, need = lab.kernel.kernels.measurements, finding.task.need
+    measurements, need = lab.kernel.kernels.speeds.measurements, finding.task.need
     if finding.failed:
         lab.kernel.tuning.findings.store(finding.task, None, finding.failed)
         device = describe(lab.kernel, lab.device)["device"]
@@ -152,7 +152,7 @@ def leave_out(lab: Lab, finding) -> None:
 
 def read_again(lab: Lab) -> None:
     """Make the package read the file of configurations again, because it has changed."""
-    lab.kernel.kernels.measurements.shipped.cache_clear()
+    lab.kernel.kernels.speeds.measurements.shipped.cache_clear()
 
 
 def compare_methods(lab: Lab, size: tuple[int, int]) -> dict:
@@ -194,11 +194,11 @@ def counts_of_models() -> list[dict[tuple[int, int], int]]:
 
 def incumbent(lab: Lab, kernel: str, dtype: torch.dtype, size: tuple[int, int]) -> Launch:
     """Return the launch that is chosen for this size today: the nearest entry in the file, or the safe one."""
-    tuned = lab.kernel.kernels.tuned
+    tuned = lab.kernel.kernels.gpu.tuned
     kind = tuned.Config if kernel == PRODUCT else tuned.SmallConfig
     listed = read_entries(lab.configs[0], describe(lab.kernel, lab.device)["device"], kernel, short(dtype))
     entries = [(e["m"], e["k"], e) for e in listed]
-    nearest = lab.kernel.kernels.measurements.nearest_of(entries, *size)
+    nearest = lab.kernel.kernels.speeds.measurements.nearest_of(entries, *size)
     if nearest is not None and (kernel == PRODUCT or nearest["side"] == tuned.padded_side(size[0])):
         return Launch(kernel, dtype, tuned.config_of(nearest, kind))
     if kernel == SMALL:

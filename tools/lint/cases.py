@@ -69,7 +69,7 @@ class Case(NamedTuple):
         if self.gpu != "sm_90" or self.dtype == "float32" or not self.takes_descriptors(package):
             return False
         present = (operand for operand in operands(self) if operand is not None)
-        return kernel_module(package, "symmetric_gemm").is_aligned(*present)
+        return kernel_module(package, "gpu.symmetric_gemm").is_aligned(*present)
 
 
 class SmallPolarCase(NamedTuple):
@@ -170,7 +170,7 @@ def _regimes(descriptors: bool) -> Iterator[tuple]:
 
 def _chosen(package: Path, gpu: str, regimes) -> Iterator[Case]:
     """Yield the regimes with the configuration that the package chooses on a GPU without measurements."""
-    module = kernel_module(package, "symmetric_gemm")
+    module = kernel_module(package, "gpu.symmetric_gemm")
     with absent_gpu(gpu, package):
         for regime in regimes:
             case = Case(gpu, *regime, config=())
@@ -179,7 +179,7 @@ def _chosen(package: Path, gpu: str, regimes) -> Iterator[Case]:
 
 def _usual(package: Path, gpu: str) -> Iterator[Case]:
     """Yield the configurations that compete with the chosen one, two tiles first, with the operands of a step."""
-    tuned = kernel_module(package, "tuned")
+    tuned = kernel_module(package, "gpu.tuned")
     for config in tuned.usual_configs(_target(tuned, gpu), torch.bfloat16):
         if config in tuned.COMPILED:  # not compiled by Triton; tools/lint/hopper.py reads its machine code
             continue
@@ -189,7 +189,7 @@ def _usual(package: Path, gpu: str) -> Iterator[Case]:
 
 def _small_polar(package: Path, gpu: str, dtypes) -> Iterator[SmallPolarCase]:
     """Yield the safe configuration of each side. In float16, for both halves, also yield those that compete with it."""
-    tuned = kernel_module(package, "tuned")
+    tuned = kernel_module(package, "gpu.tuned")
     target = _target(tuned, gpu)
     for name, side in itertools.product(dtypes, tuned.PADDED_SIDES):
         dtype = getattr(torch, name)
@@ -202,8 +202,8 @@ def _small_polar(package: Path, gpu: str, dtypes) -> Iterator[SmallPolarCase]:
 
 def _measured(package: Path) -> Iterator[AnyCase]:
     """Yield each entry of configs/*.json, with all operands for which a look-up takes it: aligned ones for products."""
-    tuned = kernel_module(package, "tuned")
-    for file in sorted((package / "kernels/configs").glob("*.json")):
+    tuned = kernel_module(package, "gpu.tuned")
+    for file in sorted((package / "kernels/speeds/configs").glob("*.json")):
         content = json.loads(file.read_text())
         if content.get("target") not in GPUS:
             raise ValueError(f"{file.name} must say its target, one of {', '.join(GPUS)}, got {content.get('target')}")

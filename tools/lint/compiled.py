@@ -73,7 +73,10 @@ class CompiledInstead:
 
 
 def kernel_module(package: Path, name: str) -> ModuleType:
-    """Return `kernels/<name>.py` of a package folder, which may be the source tree: no compiled library is loaded."""
+    """Return a module of `kernels/`, such as gpu.tuned, of a package folder, which may be the source tree.
+
+    No compiled library is loaded.
+    """
     root = f"linted_{package.resolve().as_posix().encode().hex()}"
     if root not in sys.modules:
         sys.modules[root] = ModuleType(root)
@@ -89,9 +92,9 @@ def kernel_module(package: Path, name: str) -> ModuleType:
 def absent_gpu(gpu: str, package: Path, module: ModuleType | None = None) -> Iterator[None]:
     """Make a package's launchers treat CPU tensors as tensors on `gpu`, and Triton compile for it.
 
-    `module` is the package's kernels/symmetric_gemm.py, if it was not loaded by `kernel_module`.
+    `module` is the package's kernels/gpu/symmetric_gemm.py, if it was not loaded by `kernel_module`.
     """
-    module = module or kernel_module(package, "symmetric_gemm")
+    module = module or kernel_module(package, "gpu.symmetric_gemm")
     target, on_gpu = GPUS[gpu], module.reads_descriptors
     is_hip = target.backend == "hip"
     driver.set_active(AbsentGPU(gpu))
@@ -105,17 +108,17 @@ def absent_gpu(gpu: str, package: Path, module: ModuleType | None = None) -> Ite
 
 def takes_descriptors(gpu: str, package: Path, panels: Sequence[torch.Tensor] = ()) -> bool:
     """Whether the package uses tensor descriptors on a GPU, and for these operands."""
-    module = kernel_module(package, "symmetric_gemm")
+    module = kernel_module(package, "gpu.symmetric_gemm")
     with absent_gpu(gpu, package):
         return module.reads_descriptors(torch.device("cuda")) and all(map(module.fits_descriptor, panels))
 
 
 def compile_launch(gpu: str, package: Path, name: str, arguments: Callable[[ModuleType], tuple]) -> Any:
-    """Return Triton's compiled kernel for the one launch that `launch_<name>` of kernels/<name>.py makes.
+    """Return Triton's compiled kernel for the one launch that `launch_<name>` of kernels/gpu/<name>.py makes.
 
     `arguments` receives the module and returns the launcher's arguments, made with the module's own classes.
     """
-    module = kernel_module(package, name)
+    module = kernel_module(package, f"gpu.{name}")
     instead = CompiledInstead(getattr(module, f"_{name}_kernel"))
     with absent_gpu(gpu, package), mock.patch.object(module, f"_{name}_kernel", instead):
         getattr(module, f"launch_{name}")(*arguments(module))

@@ -42,9 +42,9 @@ This page shows which product a model chooses on a GPU for which no measurement 
 The choice holds until `warmup()` or `tune()` has measured the size on that GPU, or a file with measurements ships for
 it. `explain()` says whether a model or a measurement decided. **No figure on this page was measured.** For some of its
 rows [the results of an H200](performance.md#nvidia-h200-2026-11-27) show the measured time. The model, its
-assumptions and their sources are in `torch-ext/optimizer/kernels/predictions.py`; `python -m tools.pages.predictions`
-makes this page. On a GPU `make gpu-lab` first measures the assumptions, each beside what the model says
-(`tools/lab/calibration.py`).
+assumptions and their sources are in `torch-ext/optimizer/kernels/speeds/predictions.py`;
+`python -m tools.pages.predictions` makes this page. On a GPU `make gpu-lab` first measures the assumptions, each beside
+what the model says (`tools/lab/calibration.py`).
 
 Each row is X Xᵀ of b matrices X (m, k) in half precision. The gain is torch's time divided by the kernel's. The ideal
 is half of the product's FLOPs, since a symmetric result needs only half, at the rate that the device sustains. In most
@@ -173,5 +173,5 @@ def step_rows(rows: Iterable[dict]) -> Iterator[tuple[str, ...]]:
 
 
 if __name__ == "__main__":
-    made = page(kernel_module(PACKAGE, "predictions"))
+    made = page(kernel_module(PACKAGE, "speeds.predictions"))
     sys.exit(write_or_check({PAGE: made}, "Make docs/predictions.md from the package's model of products."))

@@ -5,8 +5,8 @@ says where.
 """
 
 from .interop import motif as compat
-from .interop.model_groups import groups_for
-from .interop.previews import route
+from .interop.models.groups import groups_for
+from .interop.models.previews import route
 from .interop.state_export import export_state
 from .interop.state_import import import_state
 from .interop.trainer import MuonFactory

@@ -38,7 +38,7 @@ class Iteration(NamedTuple):
     work_dtype: torch.dtype
     chain_dtype: torch.dtype  # of the Gram iteration's m x m matrices
     products: Products
-    in_one_launch: bool = False  # one kernel does everything: `kernels.small_polar`
+    in_one_launch: bool = False  # one kernel does everything: `kernels.gpu.small_polar`
 
     def __str__(self) -> str:
         windows = f"[{'+'.join(str(len(window)) for window in self.windows)}]" if len(self.windows) > 1 else ""

@@ -44,9 +44,12 @@ from .plan.plan import Plan
 from .plan.process_groups import ranks_of
 from .qk_clip.clip import QKClip
 from .rules.scaling import GradientScaling, Scalings
+from .step.agreement.copies import check_copies
+from .step.agreement.rank_agreement import RankAgreement
+from .step.agreement.rank_tuning import measure_stages, to_measure
+from .step.agreement.unread_meetings import check_last_meeting, read_all
 from .step.capture import check_capture, check_captured_plan, is_capturing
 from .step.change import Change
-from .step.copies import check_copies
 from .step.fallback import update_fallback_
 from .step.finish import UpdateNorms
 from .step.first_steps import FirstSteps
@@ -56,12 +59,9 @@ from .step.interrupts import interrupted_at_the_end
 from .step.master_weights import load_master_weights, master_weights
 from .step.metrics import gradient_norms, update_metrics
 from .step.plan_cache import PlanCache
-from .step.rank_agreement import RankAgreement
-from .step.rank_tuning import measure_stages, to_measure
 from .step.recipe import StepContext, snapshot
 from .step.state import checked_parameters, copy_loaded_
 from .step.traced import handle_of, is_traceable, traced_step
-from .step.unread_meetings import check_last_meeting, read_all
 from .step.update import scale_other_rows_, update_matrices_
 from .step.warmup import compile_stages, connect_stages, warm_up
 from .tuning.progress import Line, Progress

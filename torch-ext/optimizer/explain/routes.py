@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ..kernels.formats import dtype_name, torch_is_slow
-from ..kernels.machine import key_of
-from ..kernels.measurements import all_failed
 from ..kernels.native import IS_PORTABLE
 from ..kernels.products import NATIVE
 from ..kernels.provenance import build_info
+from ..kernels.speeds.machine import key_of
+from ..kernels.speeds.measurements import all_failed
 from ..parameters.advice import Uncut, advice, remarks, same_names, still_uncut, told_names, uncut_lines
 from ..parameters.matrices import view_in_group
 from ..parameters.names import named_parameters

@@ -54,7 +54,7 @@ def _matched(parameters: Sequence[Entry], entries: Sequence[Entry]) -> Pairs:
 
 
 def _other_forms(pairs: Pairs) -> Iterator[str]:
-    """Yield a problem for each setting that says what is in a state and differs, with the parameters of its group."""
+    """Yield a problem for each setting that says which form a state has, if it differs, with its parameters."""
     names: dict[tuple[str, str, str], list[str]] = {}
     for parameter, entry in pairs:
         for key in _OF_STATE[str(parameter.branch)]:

@@ -9,8 +9,8 @@ from torch import nn
 
 from ..kernels.user_warnings import warn_user
 from ..muon import Muon
-from .layers import Cutting
-from .model_groups import Patterns, chosen_groups
+from .models.groups import Patterns, chosen_groups
+from .models.layers import Cutting
 
 # Names that the Trainer does not decay, besides LayerNorms: `Trainer.get_decay_parameter_names`, transformers 5.23.
 _UNDECAYED = re.compile(r"bias|layernorm|rmsnorm|(^|\.)norm($|\.)|_norm($|\.)")

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from .formats import torch_is_slow
-from .machine import is_made_by_intel
 from .native import IS_PORTABLE, gemm_, gemm_instructions, gram_newton_schulz_, newton_schulz_
+from .speeds.machine import is_made_by_intel
 
 # The instructions with which `gemm_` multiplies on this processor.
 INSTRUCTIONS = {dtype: gemm_instructions(dtype) for dtype in (torch.float32, torch.bfloat16)}

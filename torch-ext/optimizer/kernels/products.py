@@ -10,17 +10,17 @@ import torch
 from . import native_products
 from .affine_products import add_to_diagonal_, batched_affine, one_by_one_affine, single_affine
 from .circumstances import ALONE, Circumstances
-from .gains import Gain, failed_here, gain_of, measured_sizes, predicted
-from .machine import gpu_of, supports_triton
-from .measurements import Ranks
+from .gpu.triton_errors import in_a_line, is_of_triton
+from .gpu.tuned import launches_hopper_gemm
 from .product_table import Products
+from .speeds.gains import Gain, failed_here, gain_of, measured_sizes, predicted
+from .speeds.machine import gpu_of, supports_triton
+from .speeds.measurements import Ranks
 from .tracing import constant_while_traced
-from .triton_errors import in_a_line, is_of_triton
-from .tuned import launches_hopper_gemm
 
 try:
-    from . import small_polar, symmetric_gemm
-    from .launch_cache import launch_fault, symmetric_product
+    from .gpu import small_polar, symmetric_gemm
+    from .gpu.launch_cache import launch_fault, symmetric_product
 except Exception as error:  # torch for CPUs comes without Triton, and a broken one may raise anything
     if not is_of_triton(error):
         raise

@@ -18,8 +18,8 @@ current ones in the gather, the new ones in the scatter. In the gather the part'
 if the update depends on them, as it does when norms are kept (Hyperball).
 
 In the gather a flag is 1 if the sender had a gradient, else 0. In the scatter it is 1 if any rank had one, else 0.
-`step/meeting.py` has made sure before that copies of a part have their gradients together. Each rank makes its own
-side of the plan, from facts that all ranks know.
+`step/agreement/meeting.py` has made sure before that copies of a part have their gradients together. Each rank makes
+its own side of the plan, from facts that all ranks know.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ import torch
 
 from ..iteration import choose_iteration, default_work_dtype
 from ..kernels.formats import float32_roundoffs
-from ..kernels.machine import key_of
-from ..kernels.measurements import changed, failed
 from ..kernels.products import triton_fault
+from ..kernels.speeds.machine import key_of
+from ..kernels.speeds.measurements import changed, failed
 from ..parameters.matrices import moments_in_group, view_in_group
 from ..parameters.names import bare_name, named_parameters
 from ..parameters.rates import live_tensors

@@ -7,9 +7,9 @@ import functools
 import torch
 
 from ..iteration import Iteration
-from ..kernels import predictions
-from ..kernels.machine import gpu_of
 from ..kernels.native_products import fits_a_core
+from ..kernels.speeds import predictions
+from ..kernels.speeds.machine import gpu_of
 from ..kernels.tracing import constant_while_traced
 
 # The most that is packed together on a GPU. The last round of tiles takes as long as a full one, and should be one of

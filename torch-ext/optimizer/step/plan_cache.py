@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..kernels.formats import float32_roundoffs
-from ..kernels.measurements import work_among_ranks
 from ..kernels.provenance import build_info
+from ..kernels.speeds.measurements import work_among_ranks
 from ..parameters.changed_settings import are_same, compared_settings, make_live_numbers_plain_, make_plain_
 from ..parameters.checks import check_fake_mode
 from ..parameters.names import named_parameters
@@ -19,11 +19,11 @@ from ..plan.plan import Plan, make_plan
 from ..plan.process_groups import Ranks, world_size
 from ..plan.terms import BETWEEN
 from ..qk_clip.clip import QKClip
+from .agreement.rank_agreement import RankAgreement
 from .gradients import Gradients
 from .graphs import UpdateGraphs
 from .known_state import KnownState
 from .premises import Premises
-from .rank_agreement import RankAgreement
 from .state import bring_states_, check_memory
 from .state_changes import StateChanges
 from .workspace import Workspace, dependencies

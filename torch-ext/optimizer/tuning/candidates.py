@@ -7,11 +7,8 @@ from typing import Iterable
 import torch
 
 from ..kernels.formats import dtype_name
-from ..kernels.hopper_gemm import is_built
-from ..kernels.machine import key_of
-from ..kernels.measurements import shipped_entries
-from ..kernels.products import symmetric_gemm
-from ..kernels.tuned import (
+from ..kernels.gpu.hopper_gemm import is_built
+from ..kernels.gpu.tuned import (
     COMPILED,
     Config,
     SmallConfig,
@@ -23,6 +20,9 @@ from ..kernels.tuned import (
     usual_configs,
     usual_small_configs,
 )
+from ..kernels.products import symmetric_gemm
+from ..kernels.speeds.machine import key_of
+from ..kernels.speeds.measurements import shipped_entries
 
 
 def product_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[Config]:

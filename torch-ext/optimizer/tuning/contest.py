@@ -11,11 +11,11 @@ from torch import Tensor
 from ..iteration import CPU_WORK_DTYPE, Iteration, choose_iteration
 from ..kernels.circumstances import Circumstances
 from ..kernels.formats import dtype_name
-from ..kernels.measurement_file import Need
 from ..kernels.native_products import fits_a_core
 from ..kernels.newton_schulz import gram_matrix, gram_newton_schulz, newton_schulz
 from ..kernels.operands import TRITON_DTYPES
 from ..kernels.products import NATIVE, SINGLE, Products, cpu_tables, launches_triton, select_products, small_polar
+from ..kernels.speeds.measurement_file import Need
 from ..polar.factors import polar_factors
 from ..polar.packing import matrices_together
 from ..schedules import resolve_schedule

@@ -10,10 +10,10 @@ from typing import Any, Callable, ContextManager, Mapping, NamedTuple, Optional
 import torch
 
 from ..kernels.autocast import without_autocast
-from ..kernels.machine import key_of
-from ..kernels.measurement_file import JUDGED, Table
-from ..kernels.measurements import candidate_name, failed, keep, own_measurement
-from ..kernels.trials import trial
+from ..kernels.speeds.machine import key_of
+from ..kernels.speeds.measurement_file import JUDGED, Table
+from ..kernels.speeds.measurements import candidate_name, failed, keep, own_measurement
+from ..kernels.speeds.trials import trial
 from .contest import Contest, Task, prove_nothing
 from .proof import WrongResultError
 from .race import Clock, LostGpuError, Timed, decide, dropping, race

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from ..iteration import Iteration, choose_iteration
 from ..kernels.formats import unnormalized_dtype
-from ..kernels.gains import Gain
-from ..kernels.hopper_gemm import cuts
-from ..kernels.measurements import candidate_name
+from ..kernels.gpu.hopper_gemm import cuts
+from ..kernels.gpu.small_steps import steps_of
+from ..kernels.gpu.tuned import COMPILED, Config, SmallConfig
 from ..kernels.products import BATCHED, small_choice, small_polar, symmetric_choice, symmetric_gemm
-from ..kernels.small_steps import steps_of
-from ..kernels.tuned import COMPILED, Config, SmallConfig
+from ..kernels.speeds.gains import Gain
+from ..kernels.speeds.measurements import candidate_name
 from ..polar.chains import chain_key
 from ..polar.factors import polar_factors
 from ..polar.packing import even_pieces, matrices_together, packed_together

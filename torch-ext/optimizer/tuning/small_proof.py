@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ..kernels.formats import unnormalized_dtype
+from ..kernels.gpu.small_steps import steps_of
 from ..kernels.newton_schulz import gram_newton_schulz
 from ..kernels.product_table import Products
-from ..kernels.small_steps import steps_of
 from ..schedules import resolve_schedule, value_at, with_folded_scale
 from .error_propagation import Carried
 from .proof import WrongResultError

@@ -14,10 +14,10 @@ import torch
 from ..iteration import check_work_dtype, default_work_dtype
 from ..kernels.capabilities import check_device
 from ..kernels.formats import dtype_name
-from ..kernels.machine import key_of
-from ..kernels.measurement_file import Need
-from ..kernels.measurements import failed, own_measurement
 from ..kernels.products import triton_fault
+from ..kernels.speeds.machine import key_of
+from ..kernels.speeds.measurement_file import Need
+from ..kernels.speeds.measurements import failed, own_measurement
 from .contest import Contest, Task, cpu_contest, tasks_of
 from .findings import OUT_OF_TIME, Finding, compete, is_complete, is_ours, left_out, named, store
 from .gpu_contest import gpu_contest

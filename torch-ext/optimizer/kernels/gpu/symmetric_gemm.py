@@ -24,10 +24,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ..native import define_operation
+from ..operands import check_operands, fits_descriptor, is_aligned
+from ..speeds.measurements import Ranks
 from . import hopper_gemm
-from .measurements import Ranks
-from .native import define_operation
-from .operands import check_operands, fits_descriptor, is_aligned
 from .tiles import grouped_lower_triangle, load_panel, store_tile
 from .tuned import COMPILED, HOPPERS, Config, Target, chosen_config, safe_config, target_of
 

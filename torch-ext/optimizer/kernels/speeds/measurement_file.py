@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Iterator, NamedTuple, Optional, Union
 
+from ..user_warnings import warn_user
 from .machine import Key
-from .user_warnings import warn_user
 
 # The fields of an entry besides its size: integers that a kernel is launched with, and the result of measuring it.
 LAUNCHED = {

@@ -8,7 +8,7 @@ from typing import Any, Sequence
 import torch
 from torch import Tensor
 
-from ..plan.terms import RankSets
+from ...plan.terms import RankSets
 
 
 def code_of_sets(entries: Sequence[RankSets], contents: Sequence[Any]) -> int:

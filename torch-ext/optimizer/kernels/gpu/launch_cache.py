@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from triton.runtime.driver import driver
 
+from ..speeds.measurements import Ranks, changed
 from .hopper_gemm import hopper_product
-from .measurements import Ranks, changed
 from .symmetric_gemm import Launch, arrange, chosen_for, launch_symmetric_gemm, symmetric_gemm
 from .triton_errors import in_a_line
 from .triton_starts import starter

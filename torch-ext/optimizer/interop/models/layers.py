@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, Optional, Sequence
 
 from torch import Tensor, nn
 
-from ..parameters.matrices import EXPERT_KEYS, is_stack
-from ..parameters.names import bare_name
-from ..parameters.roles import NORM, lora_factor
-from ..parameters.routing import MIN_SIDE
-from ..parameters.setting_values import flag
+from ...parameters.matrices import EXPERT_KEYS, is_stack
+from ...parameters.names import bare_name
+from ...parameters.roles import NORM, lora_factor
+from ...parameters.routing import MIN_SIDE
+from ...parameters.setting_values import flag
 from .attention import FUSED, ROLE_OF, Parts, attention_parts, leaf_of, rows_by_role, states_heads
 from .attributes import attribute
 from .output_heads import layer_inside, without_wrappers

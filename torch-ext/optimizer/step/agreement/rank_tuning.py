@@ -10,18 +10,26 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
 
-from ..kernels.machine import Key, key_of
-from ..kernels.measurement_file import Need
-from ..kernels.measurements import Agreed, agree, agreement, all_failed, has_failed, own_measurement, record_failures
-from ..kernels.products import triton_fault
-from ..parameters.names import listed
-from ..parameters.sequences import grouped
-from ..plan.matrix import Matrix
-from ..plan.plan import Plan
-from ..plan.process_groups import Ranks, gathered, this_rank, world_size
-from ..tuning.contest import Task, tasks_of
-from ..tuning.findings import Finding, is_complete, named
-from ..tuning.tune import Stage, Tuner, largest_first, stages_of, unmeasured
+from ...kernels.products import triton_fault
+from ...kernels.speeds.machine import Key, key_of
+from ...kernels.speeds.measurement_file import Need
+from ...kernels.speeds.measurements import (
+    Agreed,
+    agree,
+    agreement,
+    all_failed,
+    has_failed,
+    own_measurement,
+    record_failures,
+)
+from ...parameters.names import listed
+from ...parameters.sequences import grouped
+from ...plan.matrix import Matrix
+from ...plan.plan import Plan
+from ...plan.process_groups import Ranks, gathered, this_rank, world_size
+from ...tuning.contest import Task, tasks_of
+from ...tuning.findings import Finding, is_complete, named
+from ...tuning.tune import Stage, Tuner, largest_first, stages_of, unmeasured
 
 
 class TuningStatement(NamedTuple):

@@ -7,8 +7,8 @@ from typing import Any, Iterator, List, NamedTuple, Optional, Sequence
 
 from torch import Tensor, nn
 
-from ..parameters.names import MODEL_WRAPPERS
-from ..parameters.roles import lora_factor, predicts_further_tokens, role_by_name
+from ...parameters.names import MODEL_WRAPPERS
+from ...parameters.roles import lora_factor, predicts_further_tokens, role_by_name
 from .attributes import attribute
 
 # Methods of transformers' and timm's models that return the output module.

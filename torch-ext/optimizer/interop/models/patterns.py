@@ -8,10 +8,10 @@ from typing import Any, Iterator, Mapping
 
 from torch import Tensor
 
-from ..parameters.checks import check_parameter
-from ..parameters.names import bare_name
-from ..parameters.settings import SETTINGS
-from ..parameters.synonyms import pop_branch_
+from ...parameters.checks import check_parameter
+from ...parameters.names import bare_name
+from ...parameters.settings import SETTINGS
+from ...parameters.synonyms import pop_branch_
 
 Patterns = Mapping[str, Mapping[str, Any]]
 # Keys of a group that patterns may set besides settings.

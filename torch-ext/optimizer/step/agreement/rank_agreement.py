@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..parameters.names import listed
-from ..parameters.settings import Group
-from ..parameters.state import State
-from ..plan.process_groups import Ranks, all_reduce_max_, offer_groups
-from ..plan.terms import Terms
-from ..rules.scaling import UNSCALED, GradientScaling, Scalings
+from ...parameters.names import listed
+from ...parameters.settings import Group
+from ...parameters.state import State
+from ...plan.process_groups import Ranks, all_reduce_max_, offer_groups
+from ...plan.terms import Terms
+from ...rules.scaling import UNSCALED, GradientScaling, Scalings
 from .copies import differences_of_copies
 from .meeting import Meeting, raise_disputes
 from .statement import Statement, absent_of, redistributed_of

@@ -10,9 +10,9 @@ from typing import Mapping
 
 import torch.distributed as dist
 
-from ..parameters.names import listed
-from ..plan.process_groups import Ranks
-from ..plan.terms import Terms
+from ...parameters.names import listed
+from ...plan.process_groups import Ranks
+from ...plan.terms import Terms
 from .meeting import Meeting, raise_disputes
 
 # The last one of each set of ranks, with the world that it was held in.

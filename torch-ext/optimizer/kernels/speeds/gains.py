@@ -9,11 +9,11 @@ from typing import NamedTuple, Optional
 
 import torch
 
-from .formats import HALF_DTYPES, dtype_name
+from ..formats import HALF_DTYPES, dtype_name
+from ..tracing import constant_while_traced
 from .machine import gpu_of, key_of
 from .measurements import Known, Ranks, Sized, exact_or_nearest, failed, shipped_entries, sizes_here
 from .predictions import WORTH, predicted_gain
-from .tracing import constant_while_traced
 
 
 class Gain(NamedTuple):

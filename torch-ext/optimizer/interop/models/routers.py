@@ -7,7 +7,7 @@ from typing import List, NamedTuple
 
 from torch import nn
 
-from ..parameters.roles import ROUTERS, role_by_name
+from ...parameters.roles import ROUTERS, role_by_name
 from .output_heads import layer_inside
 
 _EXPERTS = re.compile(r"experts|expert_?\d")

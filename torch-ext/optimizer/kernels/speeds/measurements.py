@@ -20,11 +20,11 @@ import math
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
+from ..user_warnings import warn_user
 from . import measurement_file
 from .machine import Key, multiprocessors
 from .measurement_file import Need, Table
 from .trials import left_behind
-from .user_warnings import warn_user
 
 _CONFIGS = Path(__file__).parent / "configs"
 

@@ -13,12 +13,12 @@ from typing import Iterable, Mapping, NamedTuple, Optional, Sequence
 import torch
 from torch import Tensor
 
-from ..kernels.host_copy import HostCopy, moved
-from ..parameters.names import listed
-from ..parameters.settings import Group
-from ..plan.process_groups import Ranks, all_reduce_sum_, gathered
-from ..plan.terms import Terms
-from ..rules.scaling import GradientScaling
+from ...kernels.host_copy import HostCopy, moved
+from ...parameters.names import listed
+from ...parameters.settings import Group
+from ...plan.process_groups import Ranks, all_reduce_sum_, gathered
+from ...plan.terms import Terms
+from ...rules.scaling import GradientScaling
 from .checksums import codes_of_scales
 from .differences import difference_of_lines, difference_of_settings
 from .statement import Statement, difference_of_gradients, first_difference

@@ -8,15 +8,15 @@ from typing import Any, Collection, Iterable, Optional
 
 from torch import Tensor, nn
 
-from ..explain.table import Explanation
-from ..iteration import DTYPES
-from ..kernels.user_warnings import warn_user
-from ..parameters.advice import Uncut, advice, frozen_line, refused_line, remarks, uncut_lines
-from ..parameters.names import bare_name, unparametrized
-from ..parameters.roles import role_by_name
-from ..parameters.routing import UNDECIDED, Route, decide, unique_parameters
-from ..parameters.settings import OF_GROUPS
-from ..parameters.synonyms import wish_of
+from ...explain.table import Explanation
+from ...iteration import DTYPES
+from ...kernels.user_warnings import warn_user
+from ...parameters.advice import Uncut, advice, frozen_line, refused_line, remarks, uncut_lines
+from ...parameters.names import bare_name, unparametrized
+from ...parameters.roles import role_by_name
+from ...parameters.routing import UNDECIDED, Route, decide, unique_parameters
+from ...parameters.settings import OF_GROUPS
+from ...parameters.synonyms import wish_of
 from .layers import Cutting, check_cutting, cut_of, is_norm, stack_in
 from .output_heads import adapted, layer_inside, output_heads, unwrapped
 from .patterns import Patterns, check_patterns, overruled

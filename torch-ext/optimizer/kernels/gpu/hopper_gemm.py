@@ -29,12 +29,12 @@ from typing import Optional
 
 from torch import Tensor
 
-from . import native
-from .capabilities import architectures
-from .formats import HALF_DTYPES
-from .operands import fits_descriptor
-from .predictions import SQUARE, triangle
-from .tracing import constant_while_traced
+from .. import native
+from ..capabilities import architectures
+from ..formats import HALF_DTYPES
+from ..operands import fits_descriptor
+from ..speeds.predictions import SQUARE, triangle
+from ..tracing import constant_while_traced
 
 ARCHITECTURE = "9.0a"
 # The rows of the result are a multiple of it.

@@ -27,10 +27,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .native import define_operation
-from .operands import TRITON_DTYPES, device_of
+from ..native import define_operation
+from ..operands import TRITON_DTYPES, device_of
+from ..portable.memory import extent
 from .panels import TINY, applied, normalize, pointers
-from .portable.memory import extent
 from .small_steps import check_steps, coefficients_and_ends, steps_of
 from .square_chains import applied_on_chip, chain_in_scratch, chain_on_chip
 from .tuned import PADDED_SIDES, SmallConfig, chosen_small_config, padded_side, target_of

@@ -8,13 +8,13 @@ from typing import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..parameters.names import listed
-from ..parameters.sequences import grouped
-from ..parameters.settings import Group
-from ..parameters.state import KEYS, State
-from ..plan.layout import local_part
-from ..plan.process_groups import Ranks, all_reduce_sum_, gathered
-from ..plan.terms import RankSets, Terms
+from ...parameters.names import listed
+from ...parameters.sequences import grouped
+from ...parameters.settings import Group
+from ...parameters.state import KEYS, State
+from ...plan.layout import local_part
+from ...plan.process_groups import Ranks, all_reduce_sum_, gathered
+from ...plan.terms import RankSets, Terms
 from .checksums import code_of_sets
 
 # Integers by the size of an element.

@@ -13,10 +13,10 @@ from typing import NamedTuple, Optional
 
 import torch
 
-from . import native
-from .build_metadata import VARIANT, libraries
+from .. import native
+from ..build_metadata import VARIANT, libraries
+from ..tracing import constant_while_traced
 from .predictions import Gpu
-from .tracing import constant_while_traced
 
 # The oldest compute capability that Triton supports. What it compiles for older ones has no matrix instructions.
 _OLDEST_FOR_TRITON = 80

@@ -9,9 +9,9 @@ from typing import Mapping, Optional, Sequence
 import torch
 import torch.distributed as dist
 
-from ..parameters.names import listed
-from ..plan.process_groups import Ranks, explaining_timeouts, gathered, group_of
-from ..plan.terms import BETWEEN, BETWEEN_LINES, Terms
+from ...parameters.names import listed
+from ...plan.process_groups import Ranks, explaining_timeouts, gathered, group_of
+from ...plan.terms import BETWEEN, BETWEEN_LINES, Terms
 
 
 def difference_of_lines(ranks: Ranks, lines: Sequence[str], device: torch.device, names: str) -> str:

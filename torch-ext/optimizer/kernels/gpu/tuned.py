@@ -6,12 +6,11 @@ from typing import Any, Mapping, NamedTuple, Optional
 
 import torch
 
-from .formats import dtype_name
-from .gains import measured_sizes
-from .hopper_gemm import is_built
-from .machine import gpu_key
-from .measurement_file import Need
-from .measurements import (
+from ..formats import dtype_name
+from ..speeds.gains import measured_sizes
+from ..speeds.machine import gpu_key
+from ..speeds.measurement_file import Need
+from ..speeds.measurements import (
     Ranks,
     candidate_name,
     exact_or_nearest,
@@ -20,7 +19,8 @@ from .measurements import (
     nearest_of,
     shipped_entries,
 )
-from .predictions import small_side
+from ..speeds.predictions import small_side
+from .hopper_gemm import is_built
 
 
 class Config(NamedTuple):

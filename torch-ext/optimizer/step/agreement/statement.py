@@ -7,9 +7,9 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
 from torch import Tensor
 
-from ..parameters.settings import Group
-from ..plan.process_groups import this_rank
-from ..plan.terms import RankSets, Terms
+from ...parameters.settings import Group
+from ...plan.process_groups import this_rank
+from ...plan.terms import RankSets, Terms
 from .checksums import code_of, code_of_sets
 
 _GIVE_ZEROS = " for their parts: give them zeros before the step, p.grad = torch.zeros_like(p)"

@@ -7,16 +7,16 @@ from typing import Any, Iterable, Optional, Union
 
 from torch import Tensor
 
-from ..explain.routes import route_in_group
-from ..explain.table import Explanation
-from ..learning_rate import check_update_rms
-from ..muon import Muon
-from ..parameters.advice import advice, remarks
-from ..parameters.argument_checks import params_as_list
-from ..parameters.checks import check_parameter
-from ..parameters.matrices import is_stack
-from ..parameters.routing import IsMuon, Route, check_is_muon, decide, unique_parameters
-from ..parameters.settings import OF_GROUPS, SETTINGS, Group
+from ...explain.routes import route_in_group
+from ...explain.table import Explanation
+from ...learning_rate import check_update_rms
+from ...muon import Muon
+from ...parameters.advice import advice, remarks
+from ...parameters.argument_checks import params_as_list
+from ...parameters.checks import check_parameter
+from ...parameters.matrices import is_stack
+from ...parameters.routing import IsMuon, Route, check_is_muon, decide, unique_parameters
+from ...parameters.settings import OF_GROUPS, SETTINGS, Group
 
 # Muon's arguments that affect a parameter's branch, matrices and multiplier.
 _ROUTING = (

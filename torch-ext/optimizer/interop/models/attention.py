@@ -12,8 +12,8 @@ from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from torch import nn
 
-from ..parameters.names import bare_name
-from ..parameters.routing import MIN_SIDE
+from ...parameters.names import bare_name
+from ...parameters.routing import MIN_SIDE
 from .attributes import attribute
 
 # These weights can only be cut by head. In the first one the query, key and value rows of each head, or block of heads,
