@@ -89,7 +89,7 @@ class RacedSmall(SmallPolarCase):
 
 def module(lab: Lab, kernel: str) -> ModuleType:
     """Return the kernel's module in the package."""
-    return importlib.import_module(f"{lab.kernel.__name__}.kernels.{kernel}")
+    return importlib.import_module(f"{lab.kernel.__name__}.kernels.gpu.{kernel}")
 
 
 def capability(lab: Lab) -> tuple[int, int]:
