@@ -27,10 +27,13 @@ _ORDER_UNKNOWN = {"w13"}
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 _NORM_CLASS = re.compile(NORM)
 _DOWN = ("down_proj", "down", "w2")
-# Classes of gated layers whose weight has a name of any layer, such as timm's GluMlp and diffusers' GEGLU.
-_GATED_CLASS = re.compile("(Glu|GLU|GatedLinearUnit)(?![a-z])")
-# A layer whose next one, `output_linear`, reads half as much as it writes: Granite's shared experts.
-_GATED_LAYER = "input_linear"
+# Classes of gated layers whose weight has a name of any layer, such as timm's GluMlp, diffusers' GEGLU, Moshi's and
+# Moonshine's, and of activations beside such a weight.
+_GATED_CLASS = re.compile(r"(Glu|GLU|GatedLinearUnit|GatingMLP)(?![a-z])|^Moonshine\w*DecoderMLP$")
+# Layers whose next ones read half as much as they write: of Granite's shared experts, and of Conformers.
+_GATED_LAYERS = ("input_linear", "pointwise_conv1", "pointwise_lin1")
+_CONVOLUTION = nn.modules.conv._ConvNd
+_WIDTHS = {nn.Linear: ("in_features", "out_features"), _CONVOLUTION: ("in_channels", "out_channels")}
 _RECURRENT = (nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell)
 # Weights of state space models, such as Mamba, whose modules have a parameter of this name.
 _STATE_SPACE, _DECAYS = ("in_proj", "x_proj"), "A_log"
@@ -75,7 +78,7 @@ def is_norm(owner: nn.Module) -> bool:
 
 def stack_in(name: str, p: Tensor, owner: nn.Module) -> Optional[bool]:
     """Return whether the parameter of `owner` is a stack of matrices, not a convolution; None if nothing shows it."""
-    if p.ndim < 3 or isinstance(owner, nn.modules.conv._ConvNd) or is_stack(name, 3, EXPERT_KEYS) is False:
+    if p.ndim < 3 or isinstance(owner, _CONVOLUTION) or is_stack(name, 3, EXPERT_KEYS) is False:
         return False  # also by `conv` in the name
     known = _is_of_experts(name, p, owner) or _is_pair(name, p, owner)
     return True if known else is_stack(name, p.ndim, EXPERT_KEYS)
@@ -98,13 +101,15 @@ def cut_of(name: str, p: Tensor, owners: Sequence[nn.Module], cutting: Cutting) 
     """Return the parts of a matrix or of a stack; `owners` are the modules around it, the innermost first."""
     stack = stack_in(name, p, owners[0])
     settings: dict[str, Any] = {} if p.ndim < 3 or stack is None else {"stacked": stack}
-    if p.ndim > 2 and not stack:
+    is_kernel = p.ndim > 2 and not stack
+    if is_kernel and not _has_rows_of_outputs(p, owners[0]):
         return Cut("convolution", {**settings, **_by_group(p, owners[0])})
     is_pair = _is_pair(name, p, owners[0])
     transposed = _is_transposed(owners[0]) if stack and not is_pair else type(owners[0]).__name__ == "Conv1D"
     if transposed:
         settings["transposed"] = True
-    role, (parts, remark) = _parts(name, p, -1 if transposed else -2, owners, cutting)
+    role, (parts, remark) = _parts(name, p, 0 if is_kernel else -1 if transposed else -2, owners, cutting)
+    role = "convolution" if is_kernel and role == "matrix" else role
     left_open = () if remark is None else ("split_rows",)
     remark = None if remark is None else f"are not cut, because {remark}"
     if transposed is None:
@@ -120,9 +125,15 @@ def cut_of(name: str, p: Tensor, owners: Sequence[nn.Module], cutting: Cutting) 
     return Cut(role, settings, remark, left_open)
 
 
+def _has_rows_of_outputs(p: Tensor, owner: nn.Module) -> bool:
+    """Whether a weight is that of a convolution whose rows are outputs, each of which reads all inputs."""
+    is_forward = isinstance(owner, _CONVOLUTION) and not owner.transposed
+    return is_forward and p.shape[:2] == (owner.out_channels, owner.in_channels)
+
+
 def _by_group(p: Tensor, owner: nn.Module) -> dict[str, Any]:
     """Return the setting that cuts the weight of a grouped convolution, whose groups have no channels in common."""
-    if not isinstance(owner, nn.modules.conv._ConvNd) or owner.groups == 1:
+    if not isinstance(owner, _CONVOLUTION) or owner.groups == 1:
         return {}
     groups, channels = owner.groups, [owner.out_channels, owner.in_channels]
     rows, others = reversed(channels) if owner.transposed else channels
@@ -150,8 +161,8 @@ def _is_transposed(experts: nn.Module) -> Optional[bool]:
 
 
 def _parts(name: str, p: Tensor, axis: int, owners: Sequence[nn.Module], cutting: Cutting) -> tuple[str, Parts]:
-    """Return the role and the parts of a weight whose rows lie along `axis`."""
-    leaf, rows, columns = leaf_of(name), p.size(axis), p.size(-3 - axis)
+    """Return the role and the parts of a weight whose rows lie along `axis`, which is 0 for a convolution."""
+    leaf, rows, columns = leaf_of(name), p.size(axis), p.size(-3 - axis if axis else 1)
     if leaf in _GATED:
         apart = p.ndim > 3 or _is_pair(name, p, owners[0])
         return (_GATE_AND_UP, (None, None)) if apart else _gate_and_up(leaf, rows, owners[0], cutting.gate_up)
@@ -162,7 +173,8 @@ def _parts(name: str, p: Tensor, axis: int, owners: Sequence[nn.Module], cutting
         return _of_a_layer(name, rows, columns, layers, cutting.gate_up)
     around = owners[owners.index(attention) :]
     rows_of_roles = {**rows_by_role(attention, axis), role: rows}
-    return role, attention_parts(leaf, rows_of_roles, columns, around, cutting.config, cutting.heads)
+    by_head = cutting.heads or (axis == 0 and role == FUSED)  # libraries differ in the order of a convolution's rows
+    return role, attention_parts(leaf, rows_of_roles, columns, around, cutting.config, by_head)
 
 
 def _gate_and_up(leaf: str, rows: int, owner: nn.Module, gate_up: bool) -> tuple[str, Parts]:
@@ -183,21 +195,24 @@ def _of_a_layer(name: str, rows: int, columns: int, layers: Sequence[nn.Module],
     A gated layer writes a gate and what it gates, of which the next layer reads the product, half as wide.
     """
     remark = _several_in_one(name, rows // columns, layers)
-    if remark is not None or len(layers) < 2 or not isinstance(layers[0], nn.Linear):
+    kind, sizes = next((each for each in _WIDTHS.items() if isinstance(layers[0], each[0])), (None, ()))
+    if remark is not None or len(layers) < 2 or kind is None:
         return "matrix", (None, remark)
-    is_gated = _GATED_CLASS.search(type(layers[1]).__name__) is not None
-    linear = [layer for layer in map(layer_inside, layers[1].children()) if isinstance(layer, nn.Linear)]
-    following = linear[linear.index(layers[0]) + 1 :] if layers[0] in linear else []
+    beside = list(layers[1].children())
+    is_gated, *others = (_GATED_CLASS.search(type(each).__name__) is not None for each in (layers[1], *beside))
+    alike = [layer for layer in map(layer_inside, beside) if isinstance(layer, kind)]
+    later = alike[alike.index(layers[0]) + 1 :] if layers[0] in alike else []
+    following = [layer for layer in later if attribute(layer, "groups") != rows]  # else each channel has its kernel
     if not following:
-        return _halves(rows, gate_up) if is_gated and len(linear) == 1 else ("matrix", (None, None))
-    read, written = (attribute(following[0], key) for key in ("in_features", "out_features"))
+        is_alone = is_gated and kind is nn.Linear and len(alike) == 1
+        return _halves(rows, gate_up) if is_alone else ("matrix", (None, None))
+    read, written = (attribute(following[0], key) for key in sizes)
     # Where a separate gate is beside it, the next layer reads what this one does, and writes as much.
     writes_two = read is not None and rows == 2 * read and (read, written) != (columns, rows)
-    if writes_two and (is_gated or leaf_of(name) == _GATED_LAYER):
+    if writes_two and (is_gated or any(others) or leaf_of(name) in _GATED_LAYERS):
         return _halves(rows, gate_up)
-    kernels = (each for each in layers[1].children() if isinstance(each, nn.modules.conv._ConvNd))
-    is_read_whole = written == rows or any(each.in_channels == rows for each in kernels)
-    if writes_two and rows > columns != read and not is_read_whole:
+    is_read_whole = rows in (written, *(attribute(each, "in_channels") for each in beside))
+    if kind is nn.Linear and writes_two and rows > columns != read and not is_read_whole:
         remark = "the next layer reads half as many features as they write: if these are a gate and what it gates, give"
         return "matrix", (None, f"{remark} split_rows in patterns")
     return "matrix", (None, None)
@@ -234,12 +249,11 @@ def _several_in_one(name: str, squares: int, layers: Sequence[nn.Module]) -> Opt
 def _is_attention(name: str, layers: Sequence[nn.Module], module: nn.Module) -> bool:
     """Whether a weight is in an attention: by a name, a class, or heads; `key` and `v` occur elsewhere too.
 
-    `layers` are the modules around it, and `module` the one that may be an attention.
+    `layers` are the modules around it, and `module` the one that may be an attention. A convolution needs heads.
     """
     names = f"{name} {' '.join(type(layer).__name__ for layer in layers[:2])}".lower()
-    if "attn" in names or "attention" in names:
-        return True
+    is_named = "attn" in names or "attention" in names
     if not states_heads(module):
-        return False
+        return is_named and not isinstance(layers[0], _CONVOLUTION)
     near = (each for each, _ in module.named_parameters() if bare_name(each).count(".") < 2)  # not of parts inside
-    return {"queries", "keys"} <= {ROLE_OF.get(leaf_of(each)) for each in near}
+    return is_named or {"queries", "keys"} <= {ROLE_OF.get(leaf_of(each)) for each in near}
