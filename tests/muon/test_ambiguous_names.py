@@ -51,6 +51,15 @@ def test_heads_of_clear_names_are_heads_in_blocks_and_in_lists(kernel, name):
     assert branches(kernel, [(name, (64, 32))])[name] == ("adamw", f"output_head:{NUMBERED_HEADS[name]}")
 
 
+@pytest.mark.parametrize("name", ["cls.predictions.dense.weight", "text_decoder.text_projection"])
+def test_names_of_hidden_layers_are_heads_if_their_columns_are_a_vocabulary(kernel, name):
+    """MobileBERT's and CoCa's; ALBERT's name is shorter, and its layer long, too."""
+    layer = name.split(".")[-2] if name.endswith("weight") else "text_decoder"
+    assert branches(kernel, [(name, (64, 512))])[name] == ("adamw", f"output_head:{layer}")
+    assert branches(kernel, [(name, (64, 511))])[name] == ("muon", "matrix")
+    assert branches(kernel, [("predictions.dense.weight", (64, 2048))])["predictions.dense.weight"][0] == "muon"
+
+
 # Of each family the shape that its config has by default.
 ROUTERS = {
     "model.layers.0.block_sparse_moe.gate.weight": (8, 4096),  # Mixtral

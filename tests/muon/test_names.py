@@ -62,12 +62,23 @@ def test_some_names_are_heads_anywhere(kernel, layer):
 @pytest.mark.parametrize(
     "name",
     [
-        "stages.1.blocks.0.attn.relative_position_bias_table", "blocks.0.scale_shift_table", "user_table.weight",
+        "stages.1.blocks.0.attn.relative_position_bias_table", "user_table.weight",
         "quantizer.codebook.weight", "src_embed.0.lut.weight",
     ],
 )  # fmt: skip
 def test_tables_and_codebooks_are_known_anywhere(kernel, name):
     assert branches(kernel, [(name, (64, 32))])[name][1].startswith("embedding:")
+
+
+@pytest.mark.parametrize("name", ["scale_shift_table", "blocks.0.audio_scale_shift_table", "head.modulation"])
+def test_what_is_added_to_modulations_is_a_scale(kernel, name):
+    """PixArt's, LTX 2's and Wan's, which has a dimension of size one before."""
+    assert branches(kernel, [(name, (6, 64))])[name] == ("adamw", "scale")
+    block = nn.Module()
+    block.register_parameter(name.rpartition(".")[2], Parameter(torch.zeros(1, 6, 64)))
+    model = nn.ModuleDict({"up": nn.Linear(64, 64), "block": block})
+    (group,) = [group for group in kernel.groups_for(model) if group["role"] == "scale"]
+    assert group["weight_decay"] == 0.0
 
 
 FURTHER_HEADS = {
@@ -78,6 +89,7 @@ FURTHER_HEADS = {
     "decoder.head.weight": "head",  # VideoMAE
     "final_layer.linear.weight": "linear",  # DiT, Flux
     "all_final_layer.2-1.linear.weight": "linear",  # Z-Image
+    "output_projection_point.residual_layer.weight": "residual_layer",  # TimesFM
 }
 
 
@@ -100,6 +112,9 @@ RESEMBLING = [
     "blocks.0.table_proj.weight",
     "blocks.0.query",
     "decoder_order_head.0.weight",
+    "head.attention.in_proj_weight",  # SigLIP's, which pools
+    "decoder.input_ff_layer.output_layer.weight",  # TimesFM
+    "decoder.input_ff_layer.residual_layer.weight",
 ]
 
 
@@ -134,9 +149,9 @@ def test_kernels_that_embed_patches_of_latents_are_known_in_diffusion_transforme
     assert list(found.values()) == [("adamw", f"embedding:{name.split('.')[-3]}"), ("muon", "matrix")]
 
 
-@pytest.mark.parametrize("name", ["all_x_embedder.2-1.weight", "x_embedders.image.weight"])
+@pytest.mark.parametrize("name", ["all_x_embedder.2-1.weight", "x_embedders.image.weight", "embeds.proj.weight"])
 def test_lists_of_layers_that_embed_patches_are_known(kernel, name):
-    """Z-Image's and Flux 3's."""
+    """Z-Image's, Flux 3's and NaFlexViT's."""
     assert branches(kernel, [(name, (64, 16))])[name] == ("adamw", f"embedding:{name.split('.')[0]}")
 
 

@@ -39,7 +39,8 @@ _PATCHES = re.compile(
 )
 # What projects patches under other names: kernels `proj` in DiT, PixArt and HunyuanVideo, and a layer at the top in
 # torchvision and in Flux.
-_PATCH_LISTS = {"all_x_embedder", "x_embedders"}  # Z-Image and Flux 3 have a layer for each size or kind of patch
+# Z-Image and Flux 3 have a layer for each size or kind of patch, and NaFlexViT one beside its other embeddings.
+_PATCH_LISTS = {"all_x_embedder", "x_embedders", "embeds"}
 _PATCH_KERNELS = {"x_embedder", "pos_embed", "img_in"}
 _TOP_PATCHES = {"conv_proj", "img_in"}
 _PIXELS = 4  # a convolution with at most so many input channels reads pixels
@@ -55,6 +56,8 @@ _SCALE = re.compile(
     r"^(layer_)?(scales?|gammas?)$|^(static|dynamic)_(alpha|beta)(_fn)?$|^(alphas?|betas?|lambdas?)$"
     r"|^(bonus|r_k|time_faaaa|lower_bounds)$"
 )
+# Parameters of PixArt, LTX and Wan, also in their heads: what is added to the scales and shifts of a time.
+_MODULATION = re.compile(r"^modulation$|(^|_)scale_shift_table$")
 _POSITIONS = re.compile(r"^pe$|^rel_pos(_[hwt])?$|(^|_)ape$")
 # Layers whose weights have a row for each distance. A parameter of such a name, without a layer, is a bias.
 _DISTANCES = re.compile(r"^rel(ative)?_logits_proj$|(^|_)pos(ition)?(_[xyhwt])?_bias(es)?$")
@@ -71,10 +74,13 @@ _HEADS = {
 }
 _OUTER_HEADS = {"output_layer", "output_projection", "score", "logits", "to_logits", "decoder"}
 # Ends of the names of heads outside of blocks: of Inception-ResNet and Inception, of Janus, of a transducer's joint
-# network, of VideoMAE, of DiT and Z-Image.
+# network, of VideoMAE, of DiT and Z-Image, of TimesFM.
 _ENDS_OF_HEADS = re.compile(
-    r"(^|\.)(classif|auxlogits\.fc|vision_head|(joint|decoder)\.head|(all_)?final_layer(\.[\d-]+)?\.linear)\.weight$"
+    r"(^|\.)(classif|auxlogits\.fc|vision_head|(joint|decoder)\.head|(all_)?final_layer(\.[\d-]+)?\.linear"
+    r"|(horizon_ff_layer|output_projection_(point|quantiles))\.residual_layer)\.weight$"
 )
+# Heads of MobileBERT and CoCa, whose columns are the vocabulary, by names that RemBERT and CLIP have for hidden layers.
+_LONG_HEADS = re.compile(r"(^|\.)(cls\.predictions\.dense\.weight|text_decoder\.text_projection)$")
 # Heads that predict further tokens, in numbered blocks: of DeepSeek-V3 and GLM, of others' `mtp` layers, of Medusa.
 _FURTHER_HEADS = re.compile(
     r"(^|\.)(shared_head\.(head|output)|mtp(_\w+)?(\.(?!\w*att)\w+)*\.(head|lm_head)|medusa_heads?\.\d+\.\d+)\.weight$"
@@ -86,6 +92,7 @@ _SCORES = re.compile(
 )
 _LOGITS = re.compile(r"(?<!pre)_logits$|^logits_")
 _ATTENTION = re.compile(r"att(n|ention)$")
+_IN_BLOCKS = re.compile(rf"{_ATTENTION.pattern}|^input_\w+_layer$")
 # What is before a number that does not count a block: nothing, a list of heads, or one of whole networks.
 _NO_BLOCKS = re.compile(r"^$|heads?$|^(model|net|network|ensemble|member|critic|actor|q_net|q_network)s?$|^backbone$")
 # Weights of torch.nn's recurrent layers, whose `decoder` is hidden.
@@ -131,6 +138,8 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
     inside = list(dropwhile(_TRUNKS.__contains__, parts)) or [layer]
     at_top = len(inside) < 3
     reads_features = _READS_FEATURES.search(layer) is not None and shape[0] < _LONG * shape[-1]
+    if _MODULATION.search(parts[-1]):
+        return "scale"
     for part in parts[-2:]:
         if _EMBEDDING.search(part) and not reads_features:
             return f"embedding:{part}"
@@ -142,8 +151,9 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
     if "router" in parts:
         return f"router:{layer}"
     in_sequence = len(inside) == 3 and layer.isdigit() and _TOP_SEQUENCE.match(inside[0])
-    at_ends = inside[0] in _TOP_PARTS or in_sequence or (at_top and _TOP_LAYER.match(layer))
-    if (at_ends or _is_head(parts, layer)) and not _RECURRENT.match(parts[-1]):
+    in_part = inside[0] in _TOP_PARTS and not any(map(_ATTENTION.search, parts))  # SigLIP's pools in its `head`
+    at_ends = in_part or in_sequence or (at_top and _TOP_LAYER.match(layer))
+    if (at_ends or _is_head(parts, layer, shape)) and not _RECURRENT.match(parts[-1]):
         return f"output_head:{layer}"
     if layer in ROUTERS and not is_stack and _may_be_router(parts, shape, is_factor=adapted != bare):
         return f"router:{layer}"
@@ -159,14 +169,16 @@ def role_by_name(name: str, shape: tuple[int, ...], is_stack: bool = False) -> O
     return "scale" if _SCALE.search(parts[-1]) else None
 
 
-def _is_head(parts: Sequence[str], layer: str) -> bool:
+def _is_head(parts: Sequence[str], layer: str, shape: tuple[int, ...]) -> bool:
     """Whether the layer of a weight is an output head that may be anywhere in the network."""
     place = next((place for place in range(len(parts) - 2, -1, -1) if not parts[place].isdigit()), 0)
     if layer in _HEADS or _SCORES.search(parts[place]) or predicts_further_tokens(".".join(parts)):
         return True
     if layer in _OUTER_HEADS or _LOGITS.search(parts[place]):
         return not _is_in_a_block(parts[:place])
-    return not _is_in_a_block(parts) and _ENDS_OF_HEADS.search(".".join(parts)) is not None
+    name = ".".join(parts)
+    is_long = shape[-1] >= _LONG * shape[0] and _LONG_HEADS.search(name) is not None
+    return is_long or (not _is_in_a_block(parts) and _ENDS_OF_HEADS.search(name) is not None)
 
 
 def _may_be_router(parts: Sequence[str], shape: tuple[int, ...], is_factor: bool) -> bool:
@@ -204,9 +216,9 @@ def _is_query(parts: Sequence[str], shape: tuple[int, ...]) -> bool:
 
 
 def _is_in_a_block(parts: Sequence[str]) -> bool:
-    """Whether a name lies inside an attention or a numbered block."""
+    """Whether a name lies inside an attention, a numbered block, or a part that reads inputs, as TimesFM's."""
     numbered = (before for before, part in zip(("", *parts), parts) if part.isdigit())
-    return any(not _NO_BLOCKS.search(before) for before in numbered) or any(map(_ATTENTION.search, parts))
+    return any(not _NO_BLOCKS.search(before) for before in numbered) or any(map(_IN_BLOCKS.search, parts))
 
 
 def _patch_embedding(parts: Sequence[str], at_top: bool, shape: tuple[int, ...]) -> Optional[str]:
