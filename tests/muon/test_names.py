@@ -115,6 +115,8 @@ RESEMBLING = [
     "head.attention.in_proj_weight",  # SigLIP's, which pools
     "decoder.input_ff_layer.output_layer.weight",  # TimesFM
     "decoder.input_ff_layer.residual_layer.weight",
+    "tokenizer.output_layer.weight",
+    "encoder.embeds.dense.weight",
 ]
 
 

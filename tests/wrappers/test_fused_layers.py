@@ -78,6 +78,21 @@ def test_a_fused_convolution_without_a_size_of_heads_is_told(kernel):
     assert "attn.to_qkv.weight are not cut, because no head size is known" in note
 
 
+def test_a_convolution_has_the_heads_of_its_attention_alone(kernel):
+    """Not those of a language model around it, as its config states them."""
+    model = attention({"qkv": nn.Conv2d(32, 96, 1)})
+    model.config = {"head_dim": 8, "num_attention_heads": 4}
+    assert reasons(kernel, model) == {"qkv": "queries, keys and values: flatten 96x32"}
+    assert reasons(kernel, model, config=model.config) == {"qkv": "queries, keys and values: flatten 96x32"}
+
+
+def test_keys_and_values_that_may_have_heads_of_two_sizes_stay_whole(kernel):
+    """As of HaloNet: keys are as wide as queries, and values as what comes out, here 64."""
+    layers = {"q": nn.Conv2d(48, 32, 1), "kv": nn.Conv2d(48, 96, 1)}
+    found = reasons(kernel, attention(layers, num_heads=4))
+    assert found == {"q": "queries: flatten 32x48 split 4*8", "kv": "queries, keys and values: flatten 96x48"}
+
+
 def test_other_convolutions_in_an_attention_stay_whole(kernel):
     """Of several groups, transposed, and tensors beside a weight, and those of an attention that states no heads."""
     layers = {"qkv": nn.Conv2d(32, 96, 1, groups=2), "v": nn.ConvTranspose2d(32, 32, 1), "k": nn.Conv2d(32, 32, 1)}
@@ -148,7 +163,22 @@ def test_layers_that_write_a_gate_are_cut(kernel, case):
     assert reasons(kernel, model, gate_up=False)[name] == whole
 
 
+class GLUEPooler(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(16, 16)
+
+
+class Conv1D(nn.Conv1d):
+    """A convolution, and not the layer of transformers that is called so."""
+
+
 PLAIN = {
+    "beside a layer that reads all": Model(
+        act=nn.GLU(dim=1), down=nn.Conv2d(32, 64, 3), skip=nn.Conv2d(32, 32, 1), mid=nn.Conv2d(64, 64, 3)
+    ),
+    "of a benchmark": GLUEPooler(),
+    "of another Conv1D": Conv1D(16, 24, 3),
     "narrowing": Model(a=nn.Conv2d(16, 48, 1), b=nn.Conv2d(24, 16, 1)),
     "a plain pointwise one": Model(pointwise_conv1=nn.Conv1d(16, 32, 1), depthwise=nn.Conv1d(32, 32, 3, groups=32)),
     "of a gated class": GLUMBConvTemp(),
@@ -157,6 +187,16 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("case", PLAIN)
-def test_other_convolutions_are_neither_cut_nor_remarked(kernel, case):
+def test_other_layers_are_neither_cut_nor_remarked(kernel, case):
     groups = kernel.groups_for(nn.ModuleDict({"block": PLAIN[case]}))
     assert not groups.choices.notes and not any("split_rows" in group for group in groups)
+
+
+def test_a_gated_layer_beside_another_is_no_activation(kernel):
+    """A feed-forward layer, as of diffusers, whose weights are inside."""
+    gated = type("GEGLU", (nn.Module,), {})
+    layer = gated()
+    layer.proj = nn.Linear(32, 64)
+    model = nn.ModuleDict({"block": Model(a=nn.Linear(32, 64), b=nn.Linear(32, 32), layer=layer)})
+    found = reasons(kernel, model)
+    assert found["a"] == "matrix" and found["layer.proj"].startswith("gate and up")

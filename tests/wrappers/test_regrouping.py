@@ -36,12 +36,20 @@ def stepped(kernel, grouping, steps, **settings):
     return params, optimizer
 
 
+SETTINGS_OF_STATE = [
+    {},
+    {"momentum_dtype": "int8"},
+    {"second_moment": "rows"},
+    {"stochastic_rounding": True, "dtype": torch.bfloat16},
+]
+
+
 @pytest.mark.parametrize("there, here", [("one", "each"), ("each", "halves"), ("halves", "reversed")])
-@pytest.mark.parametrize("settings", [{}, {"momentum_dtype": "int8"}, {"second_moment": "rows"}], ids=str)
+@pytest.mark.parametrize("settings", SETTINGS_OF_STATE, ids=str)
 def test_training_goes_on_as_if_the_groups_had_always_been_so(kernel, there, here, settings):
     straight, _ = stepped(kernel, here, 4, **settings)
     params, saver = stepped(kernel, there, 2, **settings)
-    optimizer = in_groups(kernel, here, params, **settings)
+    optimizer = in_groups(kernel, here, params, **{key: value for key, value in settings.items() if key != "dtype"})
     assert kernel.import_state(optimizer, serialized(saver.state_dict()), "other_groups") == []
     take_steps(optimizer, params, range(2, 4))
     assert same_bits(params, straight)
@@ -77,35 +85,12 @@ def test_a_parameter_of_another_branch_keeps_its_state_here(kernel):
     )
     notes = kernel.import_state(optimizer, saver.state_dict(), "other_groups")
     assert notes == [
-        "wte.weight: AdamW's in the source and Muon's here, so the state stays as it is here",
         "down.weight: Muon's in the source and AdamW's here, so the state stays as it is here",
+        "wte.weight: AdamW's in the source and Muon's here, so the state stays as it is here",
     ]
     assert all(not value.any() for name in swapped for value in optimizer.state[params[name]].values())
     others = {name: p for name, p in params.items() if name not in swapped}
     assert same_bits(state_of(optimizer, others), state_of(saver, others))
-
-
-def test_lower_halves_of_weights_come_along_whatever_the_branch(kernel):
-    params, saver = stepped(kernel, "one", 2, dtype=torch.bfloat16, master_weights="split")
-    groups = [{"params": [pair], "use_muon": pair[0] == "wte.weight"} for pair in params.items()]
-    optimizer = kernel.Muon(groups, **SETTINGS, master_weights="split")
-    kernel.import_state(optimizer, saver.state_dict(), "other_groups")
-    assert same_bits(optimizer.master_weights(), saver.master_weights())
-    assert any(value.any() for name, value in state_of(saver, params).items() if name.endswith("/remainder"))
-
-
-def test_momentum_is_converted_to_eight_bits_as_in_a_load(kernel):
-    params, saver = stepped(kernel, "one", 2)
-    loaded, imported = (in_groups(kernel, each, params) for each in ("one", "each"))
-    for optimizer in (loaded, imported):
-        for group in optimizer.param_groups:
-            group["momentum_dtype"] = "int8"
-    saved = saver.state_dict()
-    kernel.import_state(imported, saved, "other_groups")
-    for group in saved["param_groups"]:
-        group["momentum_dtype"] = "int8"
-    loaded.load_state_dict(saved)
-    assert same_bits(state_of(loaded, params), state_of(imported, params))
 
 
 def test_names_stand_for_a_file_without_names(kernel):
@@ -128,6 +113,10 @@ def of_another_shape(file):
     file["state"][0]["momentum_buffer"] = torch.zeros(24, 13)
 
 
+def of_a_branch_in_words(file):
+    file["param_groups"][0]["use_muon"] = "yes"
+
+
 def of_a_later_format(file):
     file["param_groups"][1]["state_format"] = 99
 
@@ -138,7 +127,8 @@ REFUSED = {
         {},
         ["gone.weight of the source is not here, or comes twice", "is missing in the source"],
     ),
-    "a shape": (of_another_shape, {}, ["up.weight is (24, 12) here, its momentum_buffer in the source (24, 13)"]),
+    "a shape": (of_another_shape, {}, ["momentum_buffer of up.weight has shape (24, 13), needs (24, 12)", "pop(0)"]),
+    "a branch": (of_a_branch_in_words, {}, ["use_muon of a saved group must be True or False, got 'yes'"]),
     "a format": (of_a_later_format, {}, ["the state was saved in format 99"]),
     "a sign": (
         None,
@@ -157,17 +147,10 @@ def test_what_does_not_fit_is_refused_before_anything_changes(kernel, change, se
     before, file = {key: x.clone() for key, x in state_of(optimizer, params).items()}, serialized(saver.state_dict())
     if change is not None:
         change(file)
-    with pytest.raises(ValueError) as raised:
+    with pytest.raises((TypeError, ValueError)) as raised:
         kernel.import_state(optimizer, file, "other_groups")
     assert all(each in str(raised.value) for each in words)
     assert same_bits(state_of(optimizer, params), before)
-
-
-def test_codes_of_eight_bits_need_a_group_that_has_them(kernel):
-    params, saver = stepped(kernel, "one", 1, momentum_dtype="int8")
-    words = "up.weight, down.weight: momentum_dtype='int8' in the source and None here. Construct the optimizer with"
-    with pytest.raises(ValueError, match=words):
-        kernel.import_state(in_groups(kernel, "each", params), saver.state_dict(), "other_groups")
 
 
 def test_each_source_refuses_the_files_of_the_other(kernel):
@@ -184,5 +167,47 @@ def test_each_source_refuses_the_files_of_the_other(kernel):
 def test_a_load_of_other_groups_says_what_loads_them(kernel, there):
     params, saver = stepped(kernel, "one", 1)
     optimizer = in_groups(kernel, there, params)
-    with pytest.raises(ValueError, match=re.escape('all import_state(optimizer, state_dict, "other_groups")')):
+    with pytest.raises(ValueError, match=re.escape('call import_state(optimizer, state_dict, "other_groups")')):
         optimizer.load_state_dict(saver.state_dict())
+
+
+def test_a_parameter_without_state_in_the_source_keeps_its_state_here(kernel):
+    params, saver = stepped(kernel, "one", 1)
+    optimizer = in_groups(kernel, "each", params)
+    take_steps(optimizer, params, [1])
+    file, before = saver.state_dict(), optimizer.state[params["up.weight"]]["momentum_buffer"].clone()
+    file["state"].pop(0)
+    words = ["up.weight: without state in the source, so the state stays as it is here"]
+    assert kernel.import_state(optimizer, file, "other_groups") == words
+    assert torch.equal(optimizer.state[params["up.weight"]]["momentum_buffer"], before)
+
+
+def test_state_of_other_packages_is_no_hindrance(kernel):
+    params, saver = stepped(kernel, "one", 1)
+    saver.state[params["up.weight"]]["of another package"] = torch.zeros(3)
+    optimizer = in_groups(kernel, "each", params)
+    kernel.import_state(optimizer, saver.state_dict(), "other_groups")
+    assert same_bits(state_of(optimizer, params), state_of(saver, params))
+
+
+def test_an_optimizer_without_names_is_told_to_take_some(kernel):
+    params, saver = stepped(kernel, "one", 1)
+    with pytest.raises(ValueError, match=re.escape("write Muon(model.named_parameters())")):
+        kernel.import_state(kernel.Muon(list(params.values())), saver.state_dict(), "other_groups")
+
+
+def test_a_new_parameter_comes_after_the_import(kernel):
+    params, saver = stepped(kernel, "one", 1)
+    more = {**params, "new.weight": torch.nn.Parameter(torch.ones(8, 8))}
+    words = "new.weight is missing in the source\n  Add new parameters after the import, by add_param_group"
+    with pytest.raises(ValueError, match=words):
+        kernel.import_state(in_groups(kernel, "each", more), saver.state_dict(), "other_groups")
+
+
+def test_files_of_torch_are_not_sent_to_what_refuses_them(kernel):
+    params = {name: p for name, p in named_parameters().items() if name in ("up.weight", "down.weight")}
+    muon = torch.optim.Muon(params.items(), lr=0.1)
+    take_steps(muon, params, [0])
+    with pytest.raises(ValueError, match="saved in another order") as raised:
+        kernel.Muon(list(params.items())[::-1]).load_state_dict(muon.state_dict())
+    assert "other_groups" not in str(raised.value) and "in the order of the file" in str(raised.value)

@@ -1,1 +1,1 @@
-"""Interoperation with other projects: their names, saved states and optimizer factories."""
+"""States, names and factories of other projects, states of this package in other groups, and groups from a model."""

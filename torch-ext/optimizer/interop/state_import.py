@@ -64,7 +64,8 @@ def import_state(
 
     From `other_groups`, parameters get their whole state by name, whatever their groups and their order were. Groups
     and their settings stay as they are here, learning rates included. A parameter of another branch than in the source,
-    as where a newer `groups_for` sorts it otherwise, keeps the state that it has here, and a sentence names it.
+    as where a newer `groups_for` sorts it otherwise, keeps the state that it has here, and a sentence names it. Lower
+    halves come along.
 
     From `adamw`, the fallback's parameters get their whole state, and their group gets the settings. Matrices get
     `exp_avg` as momentum, unchanged: with momentum = beta1, Muon would have computed the same average. Its missing bias

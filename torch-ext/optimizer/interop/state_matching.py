@@ -1,4 +1,4 @@
-"""Which entry of another optimizer's file belongs to which parameter, and whether its state fits."""
+"""Which entry of a file belongs to which parameter, and whether the state that another optimizer saved fits."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from ..parameters.names import bare_name, listed, names_of, repeated
-from ..parameters.state import COUNT, MOMENTS, SCALE
+from ..parameters.state import COUNT, MOMENTS
 from .state_sources import Settings, Source, branch_by_flag
 
 _BRANCHES = ("muon", "adamw")
 # State that does not have the parameter's shape; loading checks it.
-_OTHERWISE = (COUNT, SCALE, MOMENTS, "variance_neuron")
+_OTHERWISE = (COUNT, "variance_neuron")
 # How many problems an error lists.
 _SHOWN = 20
 _OUT_OF_ORDER = "the source has no names, so its order counted: pass `names`, the names of its parameters in its order"
@@ -149,11 +149,6 @@ def _misfits(parameter: Entry, entry: Entry, source: Source) -> list[str]:
             f"{parameter.name} needs the state {', '.join(parameter.state)}, got {', '.join(wanted)}: construct the "
             "optimizer with second_moment='none', and set it in its groups after the import"
         ]
-    return problems_of_shapes(parameter, entry)
-
-
-def problems_of_shapes(parameter: Entry, entry: Entry) -> list[str]:
-    """Return a problem for each state tensor that does not have the parameter's shape and should."""
     other_shapes = _other_shapes(parameter, entry).items()
     return [
         f"{parameter.name} is {parameter.shape} here, its {key} in the source {shape}" for key, shape in other_shapes

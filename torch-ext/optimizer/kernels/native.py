@@ -8,7 +8,7 @@
     frobenius_norm_, normalize_          the norm of each matrix; matrices divided by it     portable/norms.py
     gemm_, gemm_instructions             a product on a CPU; the best instructions for it    portable/gemm.py
     newton_schulz_, gram_newton_schulz_  all products of an iteration on a CPU               portable/newton_schulz.py
-    hopper_gemm_                         the symmetric product on compute capability 9.0     hopper_gemm.py
+    hopper_gemm_                         the symmetric product on compute capability 9.0     gpu/hopper_gemm.py
 
 A contract has the operation's formula, what its arguments are, and which bits a result has. Where a contract names no
 devices, the operation runs on CPUs and on CUDA GPUs. The following holds for all of them but `hopper_gemm_`.

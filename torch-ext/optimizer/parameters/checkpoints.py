@@ -24,9 +24,10 @@ _EXPECTED_TO_CHANGE = {*SCHEDULED, "lr_factor", "decay_lr", "momentum", "adamw_b
 # Settings that a group of the file brings without other warnings; that of merged groups compares and shows them.
 _TAKEN = ("lr", "lr_factor", "weight_decay")
 # What to do if parameters have other places than in the file.
+_IN_ORDER = "construct the optimizer with its parameters in the order of the file, which its groups list as param_names"
 _BY_NAME = (
-    'call import_state(optimizer, state_dict, "other_groups"), which gives parameters their state by name and leaves '
-    "groups as they are here, or construct the optimizer with the groups of the file, which list their param_names"
+    'import_state(optimizer, state_dict, "other_groups"), which gives parameters their state by name and leaves groups '
+    f"as they are here, or {_IN_ORDER}"
 )
 
 Place = tuple[int, int]
@@ -82,8 +83,8 @@ def checked(state_dict: dict[str, Any], groups: Sequence[Group]) -> dict[str, An
     if moved:
         before, now = _in_words(there[moved[0]]), _in_words(here[moved[0]])
         raise ValueError(
-            f"the same parameters were saved in another order: {moved[0]} was parameter {before}, and is {now} here. "
-            f"{_BY_NAME[0].upper()}{_BY_NAME[1:]}"
+            f"the same parameters were saved in another order: {moved[0]} was parameter {before}, and is {now} here: "
+            + (f"call {_BY_NAME}" if source == THIS_PACKAGE else _IN_ORDER)
         )
     for group, other in zip(groups, saved):
         if other.keys() <= {"params", "param_names"} and any(map(state_dict["state"].get, other["params"])):
@@ -228,7 +229,7 @@ def _difference(groups: Sequence[Group], saved: Sequence[Group]) -> str:
         return "it was saved with names, and these parameters have none: write Muon(model.named_parameters())"
     gone, new = _only_there_and_here(here, there)
     if not gone and not new:
-        return f"they are the same parameters in other groups: {_BY_NAME}"
+        return f"they are the same parameters in other groups: call {_BY_NAME}"
     alone = {"only the state": gone, "only the optimizer": new}
     return "; ".join(f"{where} has {listed(names)}" for where, names in alone.items() if names)
 

@@ -37,10 +37,9 @@ _TABLES = re.compile(
 _PATCHES = re.compile(
     r"(^|_)patch(es)?_(embed(ding|der)?s?\d*(_proj(ection)?)?|conv|proj(ection)?|to_embedding)$|^embed_patches$"
 )
-# What projects patches under other names: kernels `proj` in DiT, PixArt and HunyuanVideo, and a layer at the top in
-# torchvision and in Flux.
-# Z-Image and Flux 3 have a layer for each size or kind of patch, and NaFlexViT one beside its other embeddings.
-_PATCH_LISTS = {"all_x_embedder", "x_embedders", "embeds"}
+# What projects patches under other names: a layer for each size or kind of patch in Z-Image and Flux 3, kernels `proj`
+# in DiT, PixArt and HunyuanVideo, and a layer at the top in torchvision and in Flux.
+_PATCH_LISTS = {"all_x_embedder", "x_embedders"}
 _PATCH_KERNELS = {"x_embedder", "pos_embed", "img_in"}
 _TOP_PATCHES = {"conv_proj", "img_in"}
 _PIXELS = 4  # a convolution with at most so many input channels reads pixels
@@ -92,7 +91,7 @@ _SCORES = re.compile(
 )
 _LOGITS = re.compile(r"(?<!pre)_logits$|^logits_")
 _ATTENTION = re.compile(r"att(n|ention)$")
-_IN_BLOCKS = re.compile(rf"{_ATTENTION.pattern}|^input_\w+_layer$")
+_IN_BLOCKS = re.compile(rf"{_ATTENTION.pattern}|^input_\w+_layer$|^tokenizer$")
 # What is before a number that does not count a block: nothing, a list of heads, or one of whole networks.
 _NO_BLOCKS = re.compile(r"^$|heads?$|^(model|net|network|ensemble|member|critic|actor|q_net|q_network)s?$|^backbone$")
 # Weights of torch.nn's recurrent layers, whose `decoder` is hidden.
@@ -232,8 +231,8 @@ def _patch_embedding(parts: Sequence[str], at_top: bool, shape: tuple[int, ...])
     word = next((part for part in parts[-3:-2] if part in _PATCH_LISTS), word)
     if parts[-2:-1] == ["text_proj"]:  # CogVideoX's, which reads a text encoder
         return None
-    if word is None and is_kernel and parts[-2:-1] == ["proj"]:
-        word = next((part for part in parts[-3:-2] if part in _PATCH_KERNELS), None)
+    if word is None and parts[-2:-1] == ["proj"]:  # NaFlexViT's may be a linear layer
+        word = next((part for part in parts[-3:-2] if part == "embeds" or (is_kernel and part in _PATCH_KERNELS)), None)
     if word is not None:
         return None if is_kernel and shape[1] > _FEATURES and _is_later_stage(parts, word) else word
     reads_pixels = is_kernel and shape[1] <= _PIXELS and shape[-1] == shape[-2] >= _PATCH_SIDE

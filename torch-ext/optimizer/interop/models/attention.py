@@ -170,7 +170,10 @@ def _inferred(role: str, rows: Rows, sizes: _Sizes) -> Optional[int]:
     query = _quotient(rows.get("queries"), sizes.heads)
     key_heads = sizes.key_heads or sizes.heads or 0
     if role == FUSED:
-        fused = (0 if _without_queries(rows) else sizes.heads or 0) + 2 * key_heads
+        is_pair = _without_queries(rows)
+        if is_pair and sizes.key_heads is None and rows[role] != 2 * rows["queries"]:
+            return None  # keys and values may have heads of two sizes
+        fused = (0 if is_pair else sizes.heads or 0) + 2 * key_heads
         size = agreed = _quotient(rows[role], fused)
         certain = sizes.key_heads is not None
     elif query is None:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from ...parameters.matrices import EXPERT_KEYS, is_stack
 from ...parameters.names import bare_name
 from ...parameters.roles import NORM, lora_factor
-from ...parameters.routing import MIN_SIDE
 from ...parameters.setting_values import flag
 from .attention import FUSED, ROLE_OF, Parts, attention_parts, leaf_of, rows_by_role, states_heads
 from .attributes import attribute
+from .convolutions import CONVOLUTION, by_group, has_rows_of_outputs
 from .output_heads import layer_inside, without_wrappers
 
 _GATE_AND_UP = "gate and up"
@@ -29,11 +29,10 @@ _NORM_CLASS = re.compile(NORM)
 _DOWN = ("down_proj", "down", "w2")
 # Classes of gated layers whose weight has a name of any layer, such as timm's GluMlp, diffusers' GEGLU, Moshi's and
 # Moonshine's, and of activations beside such a weight.
-_GATED_CLASS = re.compile(r"(Glu|GLU|GatedLinearUnit|GatingMLP)(?![a-z])|^Moonshine\w*DecoderMLP$")
+_GATED_CLASS = re.compile(r"(Glu|GLU(?!E([A-Z]|$))|GatedLinearUnit|GatingMLP)(?![a-z])|^Moonshine\w*DecoderMLP$")
 # Layers whose next ones read half as much as they write: of Granite's shared experts, and of Conformers.
 _GATED_LAYERS = ("input_linear", "pointwise_conv1", "pointwise_lin1")
-_CONVOLUTION = nn.modules.conv._ConvNd
-_WIDTHS = {nn.Linear: ("in_features", "out_features"), _CONVOLUTION: ("in_channels", "out_channels")}
+_WIDTHS = {nn.Linear: ("in_features", "out_features"), CONVOLUTION: ("in_channels", "out_channels")}
 _RECURRENT = (nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell)
 # Weights of state space models, such as Mamba, whose modules have a parameter of this name.
 _STATE_SPACE, _DECAYS = ("in_proj", "x_proj"), "A_log"
@@ -78,7 +77,7 @@ def is_norm(owner: nn.Module) -> bool:
 
 def stack_in(name: str, p: Tensor, owner: nn.Module) -> Optional[bool]:
     """Return whether the parameter of `owner` is a stack of matrices, not a convolution; None if nothing shows it."""
-    if p.ndim < 3 or isinstance(owner, _CONVOLUTION) or is_stack(name, 3, EXPERT_KEYS) is False:
+    if p.ndim < 3 or isinstance(owner, CONVOLUTION) or is_stack(name, 3, EXPERT_KEYS) is False:
         return False  # also by `conv` in the name
     known = _is_of_experts(name, p, owner) or _is_pair(name, p, owner)
     return True if known else is_stack(name, p.ndim, EXPERT_KEYS)
@@ -102,10 +101,11 @@ def cut_of(name: str, p: Tensor, owners: Sequence[nn.Module], cutting: Cutting) 
     stack = stack_in(name, p, owners[0])
     settings: dict[str, Any] = {} if p.ndim < 3 or stack is None else {"stacked": stack}
     is_kernel = p.ndim > 2 and not stack
-    if is_kernel and not _has_rows_of_outputs(p, owners[0]):
-        return Cut("convolution", {**settings, **_by_group(p, owners[0])})
+    if is_kernel and not has_rows_of_outputs(p, owners[0]):
+        return Cut("convolution", {**settings, **by_group(p, owners[0])})
     is_pair = _is_pair(name, p, owners[0])
-    transposed = _is_transposed(owners[0]) if stack and not is_pair else type(owners[0]).__name__ == "Conv1D"
+    is_conv1d = type(owners[0]).__name__ == "Conv1D" and not is_kernel  # transformers', a linear layer
+    transposed = _is_transposed(owners[0]) if stack and not is_pair else is_conv1d
     if transposed:
         settings["transposed"] = True
     role, (parts, remark) = _parts(name, p, 0 if is_kernel else -1 if transposed else -2, owners, cutting)
@@ -123,23 +123,6 @@ def cut_of(name: str, p: Tensor, owners: Sequence[nn.Module], cutting: Cutting) 
     if stack and not is_pair:
         role = "experts" if role == "matrix" else f"experts: {role}"
     return Cut(role, settings, remark, left_open)
-
-
-def _has_rows_of_outputs(p: Tensor, owner: nn.Module) -> bool:
-    """Whether a weight is that of a convolution whose rows are outputs, each of which reads all inputs."""
-    is_forward = isinstance(owner, _CONVOLUTION) and not owner.transposed
-    return is_forward and p.shape[:2] == (owner.out_channels, owner.in_channels)
-
-
-def _by_group(p: Tensor, owner: nn.Module) -> dict[str, Any]:
-    """Return the setting that cuts the weight of a grouped convolution, whose groups have no channels in common."""
-    if not isinstance(owner, _CONVOLUTION) or owner.groups == 1:
-        return {}
-    groups, channels = owner.groups, [owner.out_channels, owner.in_channels]
-    rows, others = reversed(channels) if owner.transposed else channels
-    # A parametrization has other tensors beside the weight, or in its place.
-    is_cut = p.shape[:2] == (rows, others // groups) and rows // groups >= MIN_SIDE
-    return {"split_rows": (rows // groups,) * groups} if is_cut else {}
 
 
 def _is_transposed(experts: nn.Module) -> Optional[bool]:
@@ -171,10 +154,10 @@ def _parts(name: str, p: Tensor, axis: int, owners: Sequence[nn.Module], cutting
     attention = layers[1] if in_layer else layers[0]
     if role is None or not (role == FUSED or _is_attention(name, layers, attention)):
         return _of_a_layer(name, rows, columns, layers, cutting.gate_up)
-    around = owners[owners.index(attention) :]
-    rows_of_roles = {**rows_by_role(attention, axis), role: rows}
-    by_head = cutting.heads or (axis == 0 and role == FUSED)  # libraries differ in the order of a convolution's rows
-    return role, attention_parts(leaf, rows_of_roles, columns, around, cutting.config, by_head)
+    around, rows_of_roles = owners[owners.index(attention) :], {**rows_by_role(attention, axis), role: rows}
+    if axis == 0:  # only the attention itself counts, and libraries differ in the order of a fused convolution's rows
+        return role, attention_parts(leaf, rows_of_roles, columns, around[:1], None, cutting.heads or role == FUSED)
+    return role, attention_parts(leaf, rows_of_roles, columns, around, cutting.config, cutting.heads)
 
 
 def _gate_and_up(leaf: str, rows: int, owner: nn.Module, gate_up: bool) -> tuple[str, Parts]:
@@ -199,7 +182,8 @@ def _of_a_layer(name: str, rows: int, columns: int, layers: Sequence[nn.Module],
     if remark is not None or len(layers) < 2 or kind is None:
         return "matrix", (None, remark)
     beside = list(layers[1].children())
-    is_gated, *others = (_GATED_CLASS.search(type(each).__name__) is not None for each in (layers[1], *beside))
+    activations = (each for each in beside if next(each.parameters(), None) is None)
+    is_gated, *others = (_GATED_CLASS.search(type(each).__name__) is not None for each in (layers[1], *activations))
     alike = [layer for layer in map(layer_inside, beside) if isinstance(layer, kind)]
     later = alike[alike.index(layers[0]) + 1 :] if layers[0] in alike else []
     following = [layer for layer in later if attribute(layer, "groups") != rows]  # else each channel has its kernel
@@ -209,9 +193,9 @@ def _of_a_layer(name: str, rows: int, columns: int, layers: Sequence[nn.Module],
     read, written = (attribute(following[0], key) for key in sizes)
     # Where a separate gate is beside it, the next layer reads what this one does, and writes as much.
     writes_two = read is not None and rows == 2 * read and (read, written) != (columns, rows)
-    if writes_two and (is_gated or any(others) or leaf_of(name) in _GATED_LAYERS):
+    is_read_whole = rows in (written, *(attribute(each, key) for each in beside for key, _ in _WIDTHS.values()))
+    if writes_two and (is_gated or leaf_of(name) in _GATED_LAYERS or (any(others) and not is_read_whole)):
         return _halves(rows, gate_up)
-    is_read_whole = rows in (written, *(attribute(each, "in_channels") for each in beside))
     if kind is nn.Linear and writes_two and rows > columns != read and not is_read_whole:
         remark = "the next layer reads half as many features as they write: if these are a gate and what it gates, give"
         return "matrix", (None, f"{remark} split_rows in patterns")
@@ -254,6 +238,6 @@ def _is_attention(name: str, layers: Sequence[nn.Module], module: nn.Module) -> 
     names = f"{name} {' '.join(type(layer).__name__ for layer in layers[:2])}".lower()
     is_named = "attn" in names or "attention" in names
     if not states_heads(module):
-        return is_named and not isinstance(layers[0], _CONVOLUTION)
+        return is_named and not isinstance(layers[0], CONVOLUTION)
     near = (each for each, _ in module.named_parameters() if bare_name(each).count(".") < 2)  # not of parts inside
     return is_named or {"queries", "keys"} <= {ROLE_OF.get(leaf_of(each)) for each in near}

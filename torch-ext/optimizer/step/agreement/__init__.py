@@ -1,1 +1,1 @@
-"""What ranks compare before and after a step, so that those which share parameters take the same one."""
+"""What ranks that share parameters compare and agree on: steps, copies, settings, and the choice of products."""
