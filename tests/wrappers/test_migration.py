@@ -5,6 +5,7 @@ Both sides work in float64, there by telling the other package so, unless the te
 
 import copy
 import inspect
+import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -35,6 +36,16 @@ def _cases(choose):
         marks = pytest.mark.integrations if name in INSTALLED_APART else ()
         for line in filter(choose, (Line(""), *origin.lines)):
             yield pytest.param(origin, line, id=f"{name}: {line.theirs or 'as it stands'}", marks=marks)
+
+
+@pytest.fixture(autouse=True)
+def whole_timm():
+    """`load_peer` leaves out what timm's package itself imports, which other tests need."""
+    before = set(sys.modules)
+    yield
+    for name in sys.modules.keys() - before:
+        if name.partition(".")[0] == "timm":
+            del sys.modules[name]
 
 
 @pytest.fixture
