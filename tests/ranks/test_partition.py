@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from typing import Any, NamedTuple
@@ -72,6 +73,13 @@ def test_the_team_that_is_idle_first_works_and_its_least_loaded_rank_owns(kernel
     assert owners.take_together(7, [(0, 1), (2, 3)]) == [3, 2]  # ranks 0 and 1 begin when rank 0 has ended
     assert owners.loads == [5, 0, 10, 9]
     assert owners.take(1) == 1  # of all ranks, the others of which have got work since they were idle
+
+
+def test_no_rank_idles_in_a_chunk_because_it_did_most_in_the_ones_before(kernel):
+    """A chunk takes as long as its busiest rank, so what a rank has done in others does not count."""
+    matrices = [dataclasses.replace(m, cost=cost) for m, cost in zip(alike(kernel, 8, 8, 4, 2), (10, 4, 3, 3))]
+    chunks, _ = inside.plan_messages(kernel, matrices, (0, 1), 0, 1)
+    assert [sorted(each.owner for each in chunk.assignments) for chunk in chunks] == [[0, 1], [0, 1]]
 
 
 @pytest.mark.parametrize("limit, least", [(1, 1), (1, 5), (30, 1), (30, 5), (10**6, 3)])
@@ -212,6 +220,21 @@ def test_a_rank_packs_at_most_the_limit_where_rows_do_not_divide_evenly(kernel):
     chunks, _ = inside.plan_messages(kernel, matrices, tuple(range(8)), 0, limit)
     packed = [sum(part.matrix.part(0).size for part in chunk.holder.parts) for chunk in chunks]
     assert packed == [limit, limit]
+
+
+def test_owners_are_holders_whatever_their_numbers(kernel):
+    """Of each expert, on two of the four ranks, and of what all hold: a pipeline's stage may begin at any rank."""
+    ranks = (3, 5, 6, 9)
+    layout = inside.layout(kernel, (4, 8, 6), (2, 2), ranks, ((0, 1), (1, 1)))
+    shards = inside.shards(kernel, inside.matrix_view(kernel, (4, 8, 6), stacked=True), layout)
+    matrices = [inside.matrix(kernel, 0, index, shards, cost=9) for index in range(4)]
+    on_all = inside.layout(kernel, (8, 6), (4,), ranks, ((0, 1),))
+    shards = inside.shards(kernel, inside.matrix_view(kernel, (8, 6)), on_all)
+    matrices += [inside.matrix(kernel, number, 0, shards) for number in range(1, 5)]
+    for rank in ranks:
+        (chunk,), _ = inside.plan_messages(kernel, matrices, ranks, rank, 10**6)
+        assert all(each.owner in each.matrix.holders for each in chunk.assignments)
+        assert sorted(each.owner for each in chunk.assignments) == sorted(2 * ranks)
 
 
 @pytest.mark.parametrize("rows, cols", [(((0, 2), (4, 6)), ((0, 3),)), (((0, 2),), ((0, 1), (2, 3)))], ids=str)
