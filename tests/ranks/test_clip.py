@@ -121,6 +121,35 @@ def test_rows_of_halves_are_scaled_in_float32(kernel, pools, layout, overflow):
         assert all(map(bits_equal, result, expected))
 
 
+def step_of_heads_of_three_rows(kernel, layout, device):
+    """Return whole weights and biases, of nine rows, after a step in which the first and the last head are clipped."""
+    params = {}
+    for i, name in enumerate((*WEIGHTS, *(name.replace("weight", "bias") for name in WEIGHTS))):
+        value = draw(9, *[WIDTH] * name.endswith("weight"), seed=i).to(device)
+        if layout is not None:
+            value = distribute_tensor(value, mesh_of(layout.mesh), layout.placements(), src_data_rank=None)
+        params[name] = torch.nn.Parameter(value)
+    optimizer = kernel.Muon(params.items(), lr=0.02, ns_dtype="float32", qk_clip={"threshold": 10.0, "head_dim": 3})
+    for p in params.values():
+        p.grad = torch.ones_like(p)
+    optimizer.observe_qk_logits("attn", torch.tensor([20.0, 5.0, 40.0], device=device))
+    optimizer.step()
+    return list(map(whole, params.values()))
+
+
+def step_of_heads_on_ranks(kernel, layout):
+    return step_of_heads_of_three_rows(kernel, layout, device_of_ranks())
+
+
+@on_every_backend()
+def test_a_rank_without_rows_scales_none(kernel, pools):
+    """Of nine rows on four ranks the last one has none."""
+    with one_thread(), one_by_one(kernel):
+        expected = step_of_heads_of_three_rows(kernel, None, pools.device)
+    for result in pools(4).run(step_of_heads_on_ranks, LAYOUTS["rows"]):
+        assert all(map(bits_equal, result, expected))
+
+
 def steps_beside_weights_of_others(kernel, steps: int = 2):
     """Take steps with queries and keys that the first two ranks share, and a matrix of this rank; return that."""
     mesh = DeviceMesh(device_of_ranks(), [0, 1])
