@@ -150,16 +150,36 @@ def explained_and_sent(kernel, case: Case):
     return str(optimizer.explain()), sum(elements * itemsize for _, elements, itemsize in counted.calls)
 
 
+@pytest.mark.parametrize("ns_dtype", ["float32", "float16"])
 @pytest.mark.parametrize("chunk_bytes, chunks, under_way", [(2**24, "1 chunk", "1 chunk"), (1, "3 chunks", "2 chunks")])
-def test_explain_says_what_is_sent_and_how_evenly_work_is_spread(pools, chunk_bytes, chunks, under_way):
-    """Of nine matrices, at least four in a chunk, one rank has three: 4/3 of the mean."""
+def test_explain_says_what_is_sent_and_how_evenly_work_is_spread(pools, chunk_bytes, chunks, under_way, ns_dtype):
+    """Of nine matrices, at least four in a chunk, one rank has three: 4/3 of the mean.
+
+    Around float16, elements take four bytes to the owners and two back.
+    """
     specs = tuple(Spec(f"layers.{i}.up.weight", (384, 400), LAYOUTS["rows"]) for i in range(9))
-    settings = {"ns_dtype": "float32", "ns_steps": 1, "chunk_bytes": chunk_bytes, "chunks_in_flight": 1}
+    settings = {"ns_dtype": ns_dtype, "ns_steps": 1, "chunk_bytes": chunk_bytes, "chunks_in_flight": 1}
     case = Case(specs, settings)
     for said, sent in pools(4).run(explained_and_sent, case):
         messages = 2 * int(chunks[0])
         assert f"{chunks} among 4 ranks, {messages} messages; this rank sends {sent / 2**20:.1f} MiB a step" in said
         assert f"with {under_way} under way" in said and "the largest load is 1.33 of the mean" in said
+
+
+def profiled(kernel, case: Case):
+    """Return the name of a rank's work on each chunk in a profile, and how many matrices it owns there."""
+    optimizer = muon(kernel, case, [part_of(case, i) for i in range(len(case.specs))])
+    return [(chunk.profiled_as, len(chunk.messages.owner.matrices)) for chunk in chunks_of(optimizer)]
+
+
+@pytest.mark.parametrize("method", ["standard", "gram_float32"])
+def test_a_profile_names_the_flops_of_an_owner(pools, method):
+    """Those of the standard iteration, 4 m² n + 2 m³ in each step, whichever does the work: rates follow from them."""
+    (m, n), steps = SIZE, 5
+    for chunks in pools(4).run(profiled, case_on(LAYOUTS["rows"], ns_method=method, ns_steps=steps, chunk_bytes=1)):
+        for name, matrices in chunks:
+            gflop = matrices * steps * (4 * m * m * n + 2 * m**3) / 1e9
+            assert matrices and name == f"muon.orthogonalize {gflop:.6g} GFLOP"
 
 
 def elements_in_flight(kernel, case: Case):
