@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -126,6 +128,27 @@ def test_scales_that_differ_are_named_however_they_are_spaced(pools, scales):
     """Some ranks double the scale where others halve it: codes of powers of two must not cancel."""
     for error in pools(4).run(error_of_scales, case_on("rows"), scales):
         assert "different gradient scales" in error and "rank 1" in error
+
+
+def error_of_scales_that_moved_on(kernel, case: Case):
+    """Return what a rank is told of scales that its scaler has updated before the step's result is read."""
+    params = [part_of(case, i) for i in range(len(case.specs))]
+    optimizer = muon(kernel, case, params)
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    scale = optimizer.grad_scale = torch.full((), 4.0 * (1 + dist.get_rank()), device=device_of_ranks())
+    with mock.patch.object(kernel.step.agreement.meeting.Meeting, "is_known", False):
+        optimizer.step()
+        scale.fill_(64.0)
+        with pytest.raises(RuntimeError) as caught:
+            optimizer.step()
+    return str(caught.value)
+
+
+def test_scales_are_named_that_the_step_had(pools):
+    """GradScaler updates its scale in place, and a GPU tells the result of a step later."""
+    for error in pools(4).run(error_of_scales_that_moved_on, case_on("rows")):
+        assert "rank 0 had 4.0, rank 1 had 8.0" in error
 
 
 @pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if "r" in layout.splits])
