@@ -102,6 +102,28 @@ def test_ranks_count_the_steps_that_they_have_taken_together(pools):
     assert pools(2).run(joined_later) == [True] * 2
 
 
+def counted_beside_a_dispute(kernel) -> tuple[str, int]:
+    """Return the error of the second of three steps, in which rates differ, and how many steps count."""
+    p = nn.Parameter(distribute_tensor(torch.ones(8, 6), mesh_of((2,)), [Shard(0)]))
+    optimizer, error = kernel.Muon([("up.weight", p)], lr=0.1), ""
+    for step in range(3):
+        p.grad = torch.ones_like(p)
+        optimizer.param_groups[0]["lr"] = 0.3 if step == 1 and dist.get_rank() == 1 else 0.1
+        try:
+            optimizer.step()
+            read_last_step(optimizer)
+        except RuntimeError as raised:
+            error = str(raised)
+    return error, optimizer._agreement._steps[0, 1]
+
+
+@on_every_backend(2)
+def test_a_step_in_which_ranks_disagreed_does_not_count(pools):
+    """It has changed nothing that they share, so a rank that broke it off before has missed nothing."""
+    for error, steps in pools(2).run(counted_beside_a_dispute):
+        assert "different settings" in error and steps == 2
+
+
 def missed_by_a_pair(kernel) -> list[tuple[str, bool]]:
     """Ranks 0 and 1 do not agree on a plan in the second of three steps; each shares a bias with another rank.
 
