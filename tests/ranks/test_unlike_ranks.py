@@ -196,16 +196,17 @@ def test_ranks_may_differ_in_groups_of_equal_settings_and_in_whom_they_share_cop
     assert all(torch.equal(*pair) for one, other in zip(unlike, usual) for pair in zip(one, other, strict=True))
 
 
-def trained_in_order(kernel, unlike: bool):
+def trained_in_order(kernel, unlike: bool, sums: bool):
     on = [init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"], mesh_of((4,))]
-    named = [(f"{i}.weight", on_mesh(random(12, 8, seed=i), Shard(0), each)) for i, each in enumerate(on)]
-    is_other = unlike and dist.get_rank() == 0
-    return trained(kernel, [p for _, p in named], named[::-1] if is_other else named)
+    named = [(f"{i}.weight", on_mesh(random(96, 8, seed=i), Shard(0), each)) for i, each in enumerate(on)]
+    is_other, exchange = unlike and dist.get_rank() == 0, kernel.ExchangeOptions(sum_gram=sums)
+    return trained(kernel, [p for _, p in named], named[::-1] if is_other else named, exchange=exchange)
 
 
-def test_ranks_may_list_what_they_share_with_some_and_with_all_in_unlike_orders(pools):
-    """Their messages have one order all the same."""
-    unlike, usual = (pools(4).run(trained_in_order, is_unlike) for is_unlike in (True, False))
+@pytest.mark.parametrize("sums", [False, True])
+def test_ranks_may_list_what_they_share_with_some_and_with_all_in_unlike_orders(pools, sums):
+    """Their messages have one order all the same, those to owners and the sums of Gram matrices."""
+    unlike, usual = (pools(4).run(trained_in_order, is_unlike, sums) for is_unlike in (True, False))
     assert all(torch.equal(*pair) for one, other in zip(unlike, usual) for pair in zip(one, other, strict=True))
 
 
