@@ -1,13 +1,69 @@
-"""Which matrices whose Gram matrices ranks sum share a batch."""
+"""Of which matrices ranks sum Gram matrices, and which of them share a batch."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
 
 from tests.support import inside
 
-EVERYBODY = "everybody"
+
+def on_ranks(kernel, shape, mesh, splits, device="cuda", number=0, **options):
+    """Return the matrices of a parameter that is laid out on a mesh in this way, for plans of sums."""
+    ranks = range(math.prod(mesh))
+    view = inside.matrix_view(kernel, shape, stacked=len(shape) > 2, **options)
+    shards = inside.shards(kernel, view, inside.layout(kernel, shape, mesh, ranks, splits))
+    matrices = [inside.matrix(kernel, number, index, shards) for index in range(len(view.shapes))]
+    for matrix in matrices:
+        vars(matrix.parameter).update(family="one", device=torch.device(device), sharers=tuple(ranks))
+        matrix.parameter.schedule = kernel.schedules.resolve_schedule("polar_express", 5)
+        matrix.parameter.circumstances = kernel.kernels.circumstances.ALONE
+    return matrices
+
+
+def batches_of(kernel, matrices, rank=0):
+    """Return the keys of the matrices of each batch that a rank sums."""
+    (batches,) = kernel.plan.gram_sums.plan_sums(matrices, rank, None)
+    return [[matrix.key for matrix in batch.matrices] for batch in batches]
+
+
+@pytest.mark.parametrize("share, is_summed", [(0.9, False), (1.1, True)])
+@pytest.mark.parametrize("cut, ranks", [("columns", 4), ("rows", 8), ("experts", 2)])
+def test_ranks_sum_where_that_sends_less(kernel, cut, ranks, share, is_summed):
+    """That is from n = 2 m R on, where R ranks have parts, since products of such small matrices cost next to nothing.
+
+    In float32 there is one window, in which a rank sends m² numbers of four bytes twice. What R owners get and send
+    back is 2 m n elements, counted as two bytes. Of an expert those ranks count that have a part of it.
+    """
+    m, n = 8, round(2 * 8 * ranks * share)
+    shape, mesh, splits = {
+        "columns": ((m, n), [4], [(1, 1)]),
+        "rows": ((n, m), [8], [(0, 1)]),
+        "experts": ((2, m, n), [2, 2], [(0, 1), (2, 1)]),
+    }[cut]
+    matrix = on_ranks(kernel, shape, mesh, splits, device="cpu")[0]
+    assert (kernel.plan.gram_sums.as_summed(matrix) is not None) == is_summed
+
+
+def test_experts_share_a_batch_of_sums(kernel):
+    """Of which a rank has columns of each."""
+    experts = on_ranks(kernel, (3, 6, 400), [4], [(2, 1)])
+    assert batches_of(kernel, experts) == [[(0, 0), (0, 1), (0, 2)]]
+
+
+def test_matrices_of_which_a_rank_has_unlike_parts_share_no_batch_of_sums(kernel):
+    """They are of one size: columns in two orders, and neighbours in unlike runs of fused rows."""
+    columns = [
+        on_ranks(kernel, (6, 402), [2, 2], [(1, factor), (1, 1)], number=i)[0] for i, factor in enumerate((1, 2))
+    ]
+    rows = [
+        on_ranks(kernel, (8, 2), [2], [(0, 1)], number=i, split_rows=r)[1] for i, r in enumerate(((4, 4), (2, 4, 2)))
+    ]
+    for one, other in columns, rows:
+        assert (one.rows, one.cols) == (other.rows, other.cols)
+        assert len(batches_of(kernel, [one, other])) == 2
 
 
 def test_halves_of_fused_rows_share_no_batch_of_sums(kernel):
