@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import random
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 
@@ -171,8 +172,11 @@ def test_there_are_as_many_chunks_as_are_useful(kernel, monkeypatch, copies):
     layout = inside.layout(kernel, (4, 1), (copies, 4), ranks, (None, (0, 1)))
     shards = inside.shards(kernel, inside.matrix_view(kernel, (4, 1)), layout)
     matrices = [inside.matrix(kernel, number, 0, shards) for number in range(100)]
-    monkeypatch.setattr(kernel.plan.exchanges, "useful_chunks", lambda *_: 3)
+    useful = mock.Mock(return_value=3)
+    monkeypatch.setattr(kernel.plan.exchanges, "useful_chunks", useful)
     limit = kernel.plan.exchanges.chunk_elements(matrices, ranks, None)
+    # Four bytes of each element go and come; of 100 matrices of cost 1, a rank works on as many as any other.
+    assert useful.call_args.args == (100 * (4 + 4), 100 / len(ranks), len(ranks))
     assert len(inside.plan_messages(kernel, matrices, ranks, 0, limit)[0]) == 3
 
 
