@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from unittest import mock
 
 import pytest
 import torch
 
 from tests.ranks.test_gram_sums import assert_close_to_alone
+from tests.ranks.test_plan import even_plan
 from tests.support import inside
 from tests.support.backends import on_every_backend
 from tests.support.inside import muon_settings
@@ -86,6 +88,21 @@ def test_teams_keep_norms_of_whole_matrices(kernel, pools):
 def test_matrices_that_are_orthogonalized_twice_have_no_team(kernel, pools):
     case = Case(long_ones(FOUR), {**TEAMS, "equalize": "experimental_aurora"}, steps=3)
     assert all(not found for _, found in pools(4).run(explained_in_teams, case))
+
+
+def train_in_teams_of_last_owners(kernel, case: Case):
+    owners, take = kernel.plan.owners.Owners, kernel.plan.owners.Owners.take_together
+    with mock.patch.object(owners, "take_together", lambda *arguments: take(*arguments)[::-1]):
+        return train_in_teams(kernel, case)
+
+
+@on_every_backend()
+def test_any_rank_of_a_team_may_own(pools):
+    """Bits are the same as where the first one does, as it does among equally loaded ranks."""
+    case = Case(long_ones(FOUR), TEAMS, steps=3)
+    first, last = (put_together(pools(4).run(job, case)) for job in (train_in_teams, train_in_teams_of_last_owners))
+    for one, other in zip(first, last):
+        assert_same(case, one, other)
 
 
 @on_every_backend()
@@ -187,6 +204,16 @@ def test_a_team_that_shortens_nothing_is_not_formed(kernel, monkeypatch):
     matrices = llama(kernel, 256, 1)[:1]
     monkeypatch.setattr(kernel.plan.teams, "team_cost", lambda *_: matrices[0].cost)
     assert kernel.plan.teams.with_teams(matrices, 4) == matrices
+
+
+def test_more_copies_work_together_on_what_teams_do(kernel):
+    """Six equal matrices are worth two of eight copies; four, if each keeps two ranks as busy as one before."""
+    model, _ = even_plan(kernel, Layout((8, 4), ("r", "0")), 6)
+    cost = 16 * kernel.plan.costs.FLOPS_OF_AN_ELEMENT * 64 * 128
+    for size, copies in ((1, 2), (2, 4)):
+        matrices = [dataclasses.replace(matrix, cost=cost, team_size=size) for matrix in model.matrices]
+        ((ranks, _),) = kernel.plan.exchanges.replica_groups(matrices, 0).items()
+        assert len(ranks) == 4 * copies
 
 
 def test_what_is_in_other_numbers_of_copies_is_exchanged_apart(kernel):
