@@ -45,7 +45,7 @@ class Counted:
             to_others = itemsize = 0
             if name == "all_to_all_single":
                 _, sent, _, sizes = arguments
-                to_others, itemsize = sum(sizes) - sizes[dist.get_rank()], sent.element_size()
+                to_others, itemsize = sum(sizes) - sizes[dist.get_rank(options["group"])], sent.element_size()
                 assert sum(sizes) == sent.numel()
             self.calls.append((name, to_others, itemsize))
             return self._real[name](*arguments, **options)
@@ -164,6 +164,13 @@ def test_explain_says_what_is_sent_and_how_evenly_work_is_spread(pools, chunk_by
         messages = 2 * int(chunks[0])
         assert f"{chunks} among 4 ranks, {messages} messages; this rank sends {sent / 2**20:.1f} MiB a step" in said
         assert f"with {under_way} under way" in said and "the largest load is 1.33 of the mean" in said
+
+
+def test_explain_says_what_the_ranks_of_one_copy_send(pools):
+    """Of one matrix in two copies, each of which does the work: two ranks exchange it, not numbered from 0 in one."""
+    case = Case((Spec("layers.0.up.weight", (384, 400), LAYOUTS["hsdp"]),), {"ns_dtype": "float32", "ns_steps": 1})
+    for said, sent in pools(4).run(explained_and_sent, case):
+        assert f"1 chunk among 2 ranks, 2 messages; this rank sends {sent / 2**20:.1f} MiB a step" in said
 
 
 def profiled(kernel, case: Case):
