@@ -215,6 +215,12 @@ def test_matrices_are_cut_lengthwise_along_a_side_that_is_not_shorter(kernel, sh
     assert inside.shards(kernel, view, inside.layout(kernel, shape, [2, 2], range(4), splits)).lengthwise(0) == side
 
 
+@pytest.mark.parametrize("shape", [(8, 8), (50, 4), (4, 50)], ids=str)
+def test_matrices_that_are_cut_along_both_sides_are_not_cut_lengthwise(kernel, shape):
+    layout = inside.layout(kernel, shape, [2, 2], range(4), [(0, 1), (1, 1)])
+    assert inside.shards(kernel, inside.matrix_view(kernel, shape), layout).lengthwise(0) is None
+
+
 def test_a_rank_packs_at_most_the_limit_where_rows_do_not_divide_evenly(kernel):
     """Of 9 rows on 8 ranks the first has 2."""
     view = inside.matrix_view(kernel, (9, 512))
