@@ -53,6 +53,18 @@ def test_metrics_of_ranks_add_up_to_those_of_one_process(kernel, pools, name, sp
     assert all(math.isfinite(own["muon_update_norm"]) for own in found if not own["matrices_not_finite"])
 
 
+def test_an_owner_of_several_matrices_of_one_size_has_the_rms_of_all(kernel, pools):
+    """Each owns two of eight, and the mean of squares over all ranks is that of one process."""
+    specs = tuple(Spec(f"layers.{i}.up.weight", (12, 20), LAYOUTS["rows"]) for i in range(8))
+    case = Case(specs, {"ns_dtype": "float32"})
+    found = pools(4).run(metrics_of_step, case)
+    with one_thread():
+        alone = metrics_of_step(kernel, case, lambda value, layout: nn.Parameter(value))
+    assert [own["matrices"] for own in found] == [2] * 4
+    mean = sum(own["muon_update_rms"] ** 2 for own in found) / 4
+    assert mean**0.5 == pytest.approx(alone["muon_update_rms"], rel=1e-6)  # of float32 norms, in two orders
+
+
 def metrics_of_one_gradient(kernel, case: Case, part=sharded):
     """Return the metrics of a step in which only the first parameter has a gradient."""
     params = [part(whole_parameter(case, i), spec.layout) for i, spec in enumerate(case.specs)]
