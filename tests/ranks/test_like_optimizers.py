@@ -81,6 +81,7 @@ def test_optimizers_of_like_parameters_are_told_apart(pools, what, deferred):
             assert (one, other) == ("step 1 of new optimizer 0", "step 1 of new optimizer 1")
         else:
             assert one != other and one.startswith("step 2 of optimizer ") and other.startswith("step 2 of optimizer ")
+            assert "has taken a step in which the other had an error" not in error  # the hint to load a checkpoint
 
 
 def unlike_in_turn(kernel):
