@@ -95,17 +95,17 @@ def step_with_another_setting_on_one_rank(kernel, key: str, value):
     before, usual = [p.to_local().clone() for p in params], optimizer.param_groups[1][key]
     optimizer.param_groups[1][key] = value if dist.get_rank() else usual
     give_gradients(params, 1)
-    error = error_of(optimizer.step)
+    errors = [error_of(act) for act in (optimizer.step, optimizer.check_copies, optimizer.warmup)]
     unmoved = all(torch.equal(p.to_local(), value) for p, value in zip(params, before))
     optimizer.param_groups[1][key] = usual
-    return error, unmoved, error_of(optimizer.step)
+    return errors, unmoved, error_of(optimizer.step)
 
 
 @pytest.mark.parametrize("key, value", [("momentum", 0.5), ("eps", 1e-5), ("nesterov", False), ("lr", 0.5)])
 def test_a_setting_of_one_of_several_groups_that_differs_is_named_before_anything_is_sent(pools, key, value):
     """Groups with equal settings share messages, which have other lengths if one rank takes them for unequal ones."""
-    for error, unmoved, later in pools(2).run(step_with_another_setting_on_one_rank, key, value):
-        assert f"'{key}': {value!r}" in error and unmoved and later is None
+    for errors, unmoved, later in pools(2).run(step_with_another_setting_on_one_rank, key, value):
+        assert all(f"'{key}': {value!r}" in error for error in errors) and unmoved and later is None
 
 
 def error_of_another_choice(kernel, choice: str) -> str | None:
