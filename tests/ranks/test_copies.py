@@ -47,8 +47,21 @@ def error_of_flipped_bit(kernel, case: Case, number: int, key: str, odd: int, bi
     return None
 
 
+def compared_beside_gradients_of_others(kernel, case: Case) -> None:
+    """Compare copies while rank 1 alone has no gradients."""
+    optimizer, params = trained(kernel, case)
+    for p in params if dist.get_rank() == 1 else ():
+        p.grad = None
+    optimizer.check_copies()
+
+
 def specs_on(layout: Layout | None) -> tuple[Spec, ...]:
     return Spec("up.weight", (13, 9), layout), Spec("up.bias", (13,), layout)
+
+
+def test_copies_are_equal_whichever_ranks_have_gradients(pools):
+    """A step needs them together, and a comparison does not, which may come behind a backward pass or before it."""
+    pools(4).run(compared_beside_gradients_of_others, Case(specs_on(LAYOUTS["hsdp"])))
 
 
 @pytest.mark.parametrize("name, key", TENSORS)
