@@ -18,8 +18,8 @@ CHAIN = {"a": (0, 1), "b": (0, 2), "c": (2, 3)}
 FROM_OTHERS = "has met an error about what it shares with further ranks"
 
 
-def overlapping_sets(kernel, odd_steps: tuple[int, ...], steps: int, odd_groups: tuple[int, ...] = (0,)):
-    """A matrix of ranks 0 and 1, and one of 2 and 3, beside a bias of all; in some steps rates differ on rank 1.
+def overlapping_sets(kernel, odd_steps: tuple[int, ...], steps: int, odd_groups: tuple[int, ...] = (0,), odd: int = 1):
+    """A matrix of ranks 0 and 1, and one of 2 and 3, beside a bias of all; in some steps rates differ on an odd rank.
 
     They are those of `odd_groups`: the matrix is in the first, the bias in the second. Return, for each step that
     raises, its number, the error, and whether the matrix and the bias moved.
@@ -35,7 +35,7 @@ def overlapping_sets(kernel, odd_steps: tuple[int, ...], steps: int, odd_groups:
     for step in range(steps):
         matrix.grad, bias.grad = torch.ones_like(matrix), torch.ones_like(bias)
         for number in odd_groups:
-            optimizer.param_groups[number]["lr"] = 0.3 if step in odd_steps and dist.get_rank() == 1 else 0.1
+            optimizer.param_groups[number]["lr"] = 0.3 if step in odd_steps and dist.get_rank() == odd else 0.1
         before = matrix.to_local().clone(), bias.to_local().clone()
         try:
             optimizer.step()
@@ -55,6 +55,14 @@ def test_a_dispute_of_some_ranks_leaves_what_others_share_in_step(pools):
         ((step, error, moved),) = errors
         assert step == 1 and moved == (False, True) and "'lr': 0.3" in error
     assert results[2:] == [[], []]
+
+
+@on_every_backend()
+def test_ranks_of_a_pair_are_named_by_their_numbers_among_all(pools):
+    results = pools(4).run(overlapping_sets, (1,), 3, (0,), 3)
+    for ((step, error, moved),) in results[2:]:
+        assert step == 1 and moved == (False, True) and "rank 2 had 'lr': 0.1, rank 3 had 'lr': 0.3" in error
+    assert results[:2] == [[], []]
 
 
 def overlapping_sets_as_on_a_gpu(kernel, *arguments):
@@ -122,6 +130,31 @@ def test_a_step_in_which_ranks_disagreed_does_not_count(pools):
     """It has changed nothing that they share, so a rank that broke it off before has missed nothing."""
     for error, steps in pools(2).run(counted_beside_a_dispute):
         assert "different settings" in error and steps == 2
+
+
+def read_in_steps(kernel) -> list[bool]:
+    """Return whether each of three steps reads what has come of its meeting, for which the host waits for a GPU."""
+    meeting, read, found = kernel.step.agreement.meeting.Meeting, [], []
+    result = meeting._result
+
+    def recorded(self):
+        read.append(self)
+        return result(self)
+
+    p = nn.Parameter(distribute_tensor(torch.ones(8, 6), mesh_of((2,)), [Shard(0)]))
+    optimizer = kernel.Muon([("up.weight", p)], lr=0.1)
+    with mock.patch.object(meeting, "is_known", False), mock.patch.object(meeting, "_result", recorded):
+        for _ in range(3):
+            p.grad = torch.ones_like(p)
+            optimizer.step()
+            found.append(optimizer._agreement._meetings[0] in read)
+        read_last_step(optimizer)
+    return found
+
+
+def test_only_the_first_step_waits_for_what_ranks_agree_on(pools):
+    """A later one is read by the step behind it."""
+    assert pools(2).run(read_in_steps) == [[True, False, False]] * 2
 
 
 def missed_by_a_pair(kernel) -> list[tuple[str, bool]]:
