@@ -240,6 +240,7 @@ def steps_after_a_load(kernel, case: Case):
     set_gradients(case, params, 1)
     optimizer.step()
     optimizer._agreement._steps[0, 1, 2, 3] += dist.get_rank() == 2
+    optimizer.check_copies()  # which is no step
     return error_of_step(case, optimizer, params, 2)
 
 
