@@ -109,6 +109,22 @@ def test_overflow_in_any_shard_is_no_step_on_any_rank(pools, name):
     assert_second_step_was_none(pools(4).run(train_scaled, case_on(name), (1,)))
 
 
+def moved_beside_an_overflow(kernel) -> list[bool]:
+    """Return whether a matrix of all ranks, and one of this rank alone, move in a step in which rank 1 overflows."""
+    values = torch.ones(12, 8), torch.ones(6, 8)
+    params = [sharded(value, layout) for value, layout in zip(values, (LAYOUTS["rows"], None))]
+    optimizer = kernel.Muon([(f"{i}.up.weight", p) for i, p in enumerate(params)], lr=0.1)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.found_inf = torch.tensor(float(dist.get_rank() == 1), device=device_of_ranks())
+    optimizer.step()
+    return [bool((whole(p) != 1).any()) for p in params]
+
+
+def test_an_overflow_elsewhere_does_not_stop_what_a_rank_has_alone(pools):
+    assert pools(4).run(moved_beside_an_overflow) == [[False, rank != 1] for rank in range(4)]
+
+
 def error_of_scales(kernel, case: Case, scales):
     """Return what a rank is told whose scaler has its own one of `scales`."""
     params = [part_of(case, i) for i in range(len(case.specs))]
