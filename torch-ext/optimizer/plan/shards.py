@@ -94,7 +94,7 @@ class Shards:
         if self._holders_in_stack is None:
             return self.layout.mesh.members
         at_one_index = len(self.view.rows) * self._inner(self.view.stack_axes)
-        return self._holders_in_stack.get(index // at_one_index, ())
+        return self._holders_in_stack[index // at_one_index]
 
     def has_something(self, index: int, rank: int) -> bool:
         """Whether `rank` is one of the holders of the matrix at `index`."""
