@@ -6,6 +6,7 @@ State is placed as its parameter is, and placements with which a step cannot wor
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext as accepted
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from tests.support import inside
 from tests.support.pieces import mesh_of
 from tests.support.random_plans import indices
 from tests.support.sharded_models import LAYOUTS, Case, Layout, Spec, part_of
@@ -106,3 +108,31 @@ def test_convolution_sharded_along_its_kernel_raises(pools, conv_mode):
     for text in pools(2).run(raised_for, "a.weight", (8, 8, 2, 3), [Shard(2)], {"conv_mode": conv_mode}):
         assert "a.weight" in text
         assert "[2]" in text
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_a_convolution_is_sharded_along_its_input_only_if_its_columns_are_in_order(kernel, memory_format):
+    """Channels last, a part would have some columns of each place of the kernel."""
+    value = torch.empty(8, 8, 2, 3, device="meta").to(memory_format=memory_format)
+    layout = inside.layout(kernel, value.shape, [2], range(2), [(1, 1)])
+    shards = inside.shards(kernel, kernel.parameters.matrices.matrix_view("a.weight", value), layout)
+    is_refused = memory_format == torch.channels_last
+    with pytest.raises(ValueError, match=r"a\.weight.*\[1\]") if is_refused else accepted():
+        kernel.plan.shards.check_shards("a.weight", shards)
+
+
+@pytest.mark.parametrize("dim", range(4))
+def test_a_stack_of_stacks_is_sharded_along_its_first_dimension_or_rows_or_columns(kernel, dim):
+    view = inside.matrix_view(kernel, (2, 3, 8, 6), stacked=True)
+    layout = inside.layout(kernel, (2, 3, 8, 6), [2], range(2), [(dim, 1)])
+    with pytest.raises(ValueError, match=r"experts.w1.* along dimension 1: shard") if dim == 1 else accepted():
+        kernel.plan.shards.check_shards("experts.w1", inside.shards(kernel, view, layout))
+
+
+@pytest.mark.parametrize("channels", [4, 3])
+def test_scales_of_8_bit_momentum_are_cut_where_it_is(kernel, channels):
+    """Of 3 channels of 256 numbers the first 2 are 4 blocks of 128, but the 6 blocks of all would be cut in halves."""
+    shape = (6, channels, 16, 16)
+    view, layout = inside.matrix_view(kernel, shape), inside.layout(kernel, shape, [2], range(2), [(1, 1)])
+    with pytest.raises(ValueError, match=r"of which rank 0 has 0 to 511") if channels == 3 else accepted():
+        kernel.plan.shards.check_blocks("patches.weight", view, layout)
