@@ -47,6 +47,13 @@ def test_ranks_sum_where_that_sends_less(kernel, cut, ranks, share, is_summed):
     assert (kernel.plan.gram_sums.as_summed(matrix) is not None) == is_summed
 
 
+def test_ranks_that_sum_an_expert_are_in_rising_order(kernel):
+    """By which their group is found, also where the mesh has another order."""
+    view, ranks = inside.matrix_view(kernel, (2, 6, 400), stacked=True), (3, 0, 2, 1)
+    shards = inside.shards(kernel, view, inside.layout(kernel, (2, 6, 400), [2, 2], ranks, [(0, 1), (2, 1)]))
+    assert [inside.matrix(kernel, 0, index, shards).holders for index in range(2)] == [(0, 3), (1, 2)]
+
+
 def test_experts_share_a_batch_of_sums(kernel):
     """Of which a rank has columns of each."""
     experts = on_ranks(kernel, (3, 6, 400), [4], [(2, 1)])
