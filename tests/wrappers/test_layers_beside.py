@@ -1,0 +1,79 @@
+"""What the layers beside a weight show of it: whether it is several matrices in one, which a note then says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.model_of_many_kinds import chosen
+
+
+def noted(kernel, **layers: nn.Module) -> list[str]:
+    """Return the names in a block of these layers whose weights are remarked as uncut."""
+    groups = kernel.groups_for(nn.ModuleDict({"blocks": nn.ModuleList([nn.ModuleDict(layers)])}))
+    return [
+        name
+        for name in layers
+        if any(f"blocks.0.{name}." in line and "not cut" in line for line in groups.choices.notes)
+    ]
+
+
+def linear(outputs: int, inputs: int) -> nn.Linear:
+    return nn.Linear(inputs, outputs, bias=False)
+
+
+BESIDE = {
+    "a gate and what it gates": ((32, 8), (8, 16), {}, True),
+    "a layer that narrows": ((32, 64), (64, 16), {}, False),
+    "a next layer that writes as much": ((32, 8), (32, 16), {}, False),
+    "a convolution that reads all": ((32, 8), (8, 16), {"conv": nn.Conv1d(32, 32, 3)}, False),
+    "a convolution that reads half": ((32, 8), (8, 16), {"conv": nn.Conv1d(16, 16, 3)}, True),
+}
+
+
+@pytest.mark.parametrize("what", BESIDE)
+def test_a_weight_may_be_a_gate_and_what_it_gates_where_nothing_reads_it_whole(kernel, what):
+    one, other, others, is_noted = BESIDE[what]
+    assert noted(kernel, first=linear(*one), second=linear(*other), **others) == (["first"] if is_noted else [])
+
+
+@pytest.mark.parametrize("rows, is_noted", [(96, True), (48, False)])
+def test_a_name_of_queries_keys_and_values_tells_of_several_matrices_where_there_is_room(kernel, rows, is_noted):
+    """For two squares at least."""
+    assert noted(kernel, to_qkv_mlp_proj=linear(rows, 32)) == (["to_qkv_mlp_proj"] if is_noted else [])
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_an_in_proj_is_several_matrices_if_it_writes_several_times_what_out_proj_reads(kernel, times):
+    found = noted(kernel, in_proj=linear(times * 32, 32), out_proj=linear(32, 32))
+    assert found == (["in_proj"] if times > 1 else [])
+
+
+def test_odd_rows_of_gate_and_up_stay_together(kernel):
+    model = nn.ModuleDict({"mlp": nn.ModuleDict({"gate_up_proj": linear(33, 8)})})
+    assert all("split_rows" not in group for group in kernel.groups_for(model))
+
+
+def test_groups_of_a_transposed_convolution_are_runs_of_its_inputs(kernel):
+    """Its weight is (in, out / groups, ...)."""
+    model = nn.ModuleDict({"up": nn.ConvTranspose2d(8, 24, 3, groups=2, bias=False), "down": nn.Conv2d(24, 8, 3)})
+    (split,) = [group["split_rows"] for group in kernel.groups_for(model) if "split_rows" in group]
+    assert split == (4, 4)
+
+
+def test_experts_whose_sizes_fit_neither_way_are_told(kernel):
+    """As (E, out, in) gate and up would have twice as many rows as the down projection has columns."""
+    experts = nn.Module()
+    for name, shape in {"gate_up_proj": (4, 40, 8), "down_proj": (4, 8, 16)}.items():
+        experts.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+    notes = kernel.groups_for(nn.ModuleDict({"mlp": nn.ModuleDict({"experts": experts})})).choices.notes
+    assert any("assumed to be (E, out, in), because no sizes show it" in line for line in notes)
+
+
+def test_queries_without_keys_make_no_attention(kernel):
+    """Of what has heads and is not called one."""
+    block = nn.ModuleDict({"query": linear(32, 32), "value": linear(32, 32)})
+    block.num_heads = 4
+    reasons = chosen(kernel.groups_for(nn.ModuleDict({"mixer": block})))
+    assert {reason.partition(": ")[2] for reason in reasons.values()} == {""}
