@@ -15,7 +15,7 @@ from .state_matching import Entry, matched_by_name, parameters_of, problems_of_n
 # Settings by which state has other parts or the other sign, and their values where older files have none.
 _OF_STATE = {"muon": {"maximize": False, "momentum_dtype": None, "second_moment": "none"}, "adamw": {"maximize": False}}
 # The key of a group for the steps in which stochastic rounding has drawn seeds.
-COUNTER = "rounding_step"
+_COUNTER = "rounding_step"
 
 Pairs = Sequence[tuple[Entry, Entry]]
 
@@ -38,7 +38,7 @@ def regroup_(optimizer: Muon, entries: Sequence[Entry]) -> list[str]:
         how = rounding(entry.state, p, entry.group, parameter.group) if isinstance(entry.key, str) else ""
         notes += [f"the momentum of {name} {how}"] if how else []
     state = {parameter.key: _state_for(parameter, entry) for parameter, entry in pairs}
-    groups = [{**group, COUNTER: _steps_of_rounding(group, alike)} for group in target["param_groups"]]
+    groups = [{**group, _COUNTER: _steps_of_rounding(group, alike)} for group in target["param_groups"]]
     optimizer.load_state_dict({**target, "state": state, "param_groups": groups})
     return notes
 
@@ -99,8 +99,8 @@ def _state_for(parameter: Entry, entry: Entry) -> Mapping[str, Any]:
 
 def _steps_of_rounding(group: Mapping[str, Any], pairs: Pairs) -> int:
     """Return in how many steps rounding drew seeds for a group or, in the source, for its parameters."""
-    there = (entry.group.get(COUNTER, 0) for parameter, entry in pairs if parameter.group is group)
-    return max(group[COUNTER], *there, 0)
+    there = (entry.group.get(_COUNTER, 0) for parameter, entry in pairs if parameter.group is group)
+    return max(group[_COUNTER], *there, 0)
 
 
 def _notes_on_kept(pairs: Pairs) -> list[str]:
