@@ -77,3 +77,13 @@ def test_queries_without_keys_make_no_attention(kernel):
     block.num_heads = 4
     reasons = chosen(kernel.groups_for(nn.ModuleDict({"mixer": block})))
     assert {reason.partition(": ")[2] for reason in reasons.values()} == {""}
+
+
+def test_a_factor_of_lora_beside_a_modulation_is_not_remarked(kernel):
+    """Its rows are those of several matrices, but B maps a space of few dimensions to all of them at once."""
+    factors = nn.ModuleDict({"lora_A": nn.Linear(16, 4, bias=False), "lora_B": nn.Linear(4, 96, bias=False)})
+    remarked = {}
+    for name, layer in {"factors": factors, "a layer": nn.Linear(16, 96)}.items():
+        notes = kernel.groups_for(nn.ModuleDict({"adaLN_modulation": layer})).choices.notes
+        remarked[name] = any("shifts, scales and gates" in note for note in notes)
+    assert remarked == {"factors": False, "a layer": True}

@@ -218,7 +218,7 @@ def _several_in_one(name: str, squares: int, layers: Sequence[nn.Module]) -> Opt
     if leaf in _STATE_SPACE and any(hasattr(layer, _DECAYS) for layer in layers[:2]):
         order = "state space models differ in the order of their rows (gate, x, B, C, time steps)"
         return f"{order}: to cut them give split_rows in patterns"
-    if squares > 1 and "qkv" in leaf.lower() and not lora_factor(name):  # such as Flux 2's `to_qkv_mlp_proj`
+    if squares > 1 and "qkv" in leaf.lower():  # such as Flux 2's `to_qkv_mlp_proj`
         return "their name says queries, keys and values, but not the order of the rows: give split_rows in patterns"
     out = attribute(layers[1], "out_proj") if leaf == "in_proj" and len(layers) > 1 else None
     read, written = attribute(out, "in_features"), attribute(layers[0], "out_features")
