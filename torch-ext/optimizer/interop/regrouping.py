@@ -91,9 +91,7 @@ def _other_forms(pairs: Pairs) -> Iterator[str]:
 def _state_for(parameter: Entry, entry: Entry) -> Mapping[str, Any]:
     """Return the state in the source, or that here for another branch, with the lower half that the source has."""
     from_source = entry.state if parameter.branch == entry.branch else {}
-    halves = {
-        key: value for state in (parameter.state, entry.state) for key, value in state.items() if key == REMAINDER
-    }
+    halves = {key: half for key, half in {**parameter.state, **entry.state}.items() if key == REMAINDER}
     return {**(from_source or parameter.state), **(halves if parameter.state else {})}
 
 

@@ -22,6 +22,7 @@ from .output_heads import adapted, layer_inside, output_heads, unwrapped
 from .patterns import Patterns, check_patterns, overruled
 from .previews import preview
 from .routers import shown_by_modules
+from .weighted_layers import CONVOLUTION
 
 # The reason for a guessed head: it is the last linear layer of the network.
 GUESSED_HEAD = "output_head:last_linear"
@@ -238,6 +239,6 @@ def _role(name: str, p: Tensor, reason: str, owner: nn.Module) -> str:
 
 def _is_row(name: str, p: Tensor, owner: nn.Module) -> bool:
     """Whether a parameter is the weight of a layer of one output or a table of one row, which are no vectors."""
-    is_layer = isinstance(layer_inside(owner), (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding, nn.EmbeddingBag))
+    is_layer = isinstance(layer_inside(owner), (nn.Linear, CONVOLUTION, nn.Embedding, nn.EmbeddingBag))
     is_weight = unparametrized(name).rpartition(".")[2] == "weight"
     return is_layer and is_weight and p.ndim > 1 and p.shape[0] == 1 < p.numel()

@@ -17,8 +17,8 @@ from ...parameters.roles import NORM, lora_factor
 from ...parameters.setting_values import flag
 from .attention import FUSED, ROLE_OF, Parts, attention_parts, leaf_of, rows_by_role, states_heads
 from .attributes import attribute
-from .convolutions import CONVOLUTION, by_group, has_rows_of_outputs
 from .output_heads import layer_inside, without_wrappers
+from .weighted_layers import CONVOLUTION, by_group, has_rows_of_outputs, widths_of
 
 _GATE_AND_UP = "gate and up"
 _GATED = ("gate_up_proj", "gate_up", "gate_and_up_proj", "w12", "w13", "Wi")
@@ -32,7 +32,6 @@ _DOWN = ("down_proj", "down", "w2")
 _GATED_CLASS = re.compile(r"(Glu|GLU(?!E([A-Z]|$))|GatedLinearUnit|GatingMLP)(?![a-z])|^Moonshine\w*DecoderMLP$")
 # Layers whose next ones read half as much as they write: of Granite's shared experts, and of Conformers.
 _GATED_LAYERS = ("input_linear", "pointwise_conv1", "pointwise_lin1")
-_WIDTHS = {nn.Linear: ("in_features", "out_features"), CONVOLUTION: ("in_channels", "out_channels")}
 _RECURRENT = (nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell)
 # Weights of state space models, such as Mamba, whose modules have a parameter of this name.
 _STATE_SPACE, _DECAYS = ("in_proj", "x_proj"), "A_log"
@@ -178,7 +177,7 @@ def _of_a_layer(name: str, rows: int, columns: int, layers: Sequence[nn.Module],
     A gated layer writes a gate and what it gates, of which the next layer reads the product, half as wide.
     """
     remark = _several_in_one(name, rows // columns, layers)
-    kind, sizes = next((each for each in _WIDTHS.items() if isinstance(layers[0], each[0])), (None, ()))
+    kind = next((each for each in (nn.Linear, CONVOLUTION) if isinstance(layers[0], each)), None)
     if remark is not None or len(layers) < 2 or kind is None:
         return "matrix", (None, remark)
     beside = list(layers[1].children())
@@ -190,10 +189,10 @@ def _of_a_layer(name: str, rows: int, columns: int, layers: Sequence[nn.Module],
     if not following:
         is_alone = is_gated and kind is nn.Linear and len(alike) == 1
         return _halves(rows, gate_up) if is_alone else ("matrix", (None, None))
-    read, written = (attribute(following[0], key) for key in sizes)
+    read, written = widths_of(following[0]) or (0, 0)
     # Where a separate gate is beside it, the next layer reads what this one does, and writes as much.
-    writes_two = read is not None and rows == 2 * read and (read, written) != (columns, rows)
-    is_read_whole = rows in (written, *(attribute(each, key) for each in beside for key, _ in _WIDTHS.values()))
+    writes_two = rows == 2 * read and (read, written) != (columns, rows)
+    is_read_whole = rows in (written, *(widths[0] for widths in map(widths_of, beside) if widths is not None))
     if writes_two and (is_gated or leaf_of(name) in _GATED_LAYERS or (any(others) and not is_read_whole)):
         return _halves(rows, gate_up)
     if kind is nn.Linear and writes_two and rows > columns != read and not is_read_whole:

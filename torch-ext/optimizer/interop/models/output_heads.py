@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import Any, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Iterator, List, NamedTuple, Sequence
 
 from torch import Tensor, nn
 
 from ...parameters.names import MODEL_WRAPPERS
 from ...parameters.roles import lora_factor, predicts_further_tokens, role_by_name
 from .attributes import attribute
+from .weighted_layers import widths_of
 
 # Methods of transformers' and timm's models that return the output module.
 _TELL = ("get_output_embeddings", "get_classifier")
@@ -126,7 +127,7 @@ def _fits_single_outputs(guessed: Sequence[nn.Module], network: nn.Module) -> bo
     Otherwise the order of registration, by which it was made, is not that of the layers.
     """
     named = [part for name, part in network.named_children() if _names_a_head(f"{name}.weight")]
-    single = [part for part in named if (_widths(layer_inside(part)) or (0, 0))[1] == 1]
+    single = [part for part in named if (widths_of(layer_inside(part)) or (0, 0))[1] == 1]
     return not single or any(part in guessed for part in single)
 
 
@@ -152,15 +153,15 @@ def _layers_before(head: nn.Module, heads: Sequence[nn.Module]) -> list[nn.Modul
     outside of it, too, as ModernBERT's `head.dense` does its `decoder`.
     """
     parts = _parts(head) if isinstance(head, nn.Sequential) else []
-    weighted = [part for part in parts if _widths(layer_inside(part)) is not None]
+    weighted = [part for part in parts if widths_of(layer_inside(part)) is not None]
     before = weighted[:-1] if weighted and weighted[-1] is parts[-1] else []
     layers = [
         (name, module, widths)
         for name, module in head.named_modules()
         if lora_factor(name) is None and name.rpartition(".")[2] not in _ADAPTED
-        if (widths := _widths(layer_inside(module))) is not None
+        if (widths := widths_of(layer_inside(module))) is not None
     ]
-    beside = [_widths(layer_inside(other)) for other in heads if other not in set(head.modules())]
+    beside = [widths_of(layer_inside(other)) for other in heads if other not in set(head.modules())]
     for place, (name, module, (_, written)) in enumerate(layers):
         # Inside of three modules, so that only names count that mean a head at any depth.
         is_head = _names_a_head(f"a.b.c.{name.rpartition('.')[2]}.weight")
@@ -188,13 +189,6 @@ def _sizes(part: nn.Module) -> list[tuple[int, int]]:
     """Return what each linear layer in a part reads and writes, in the order of registration."""
     layers = (layer for layer in part.modules() if isinstance(layer, nn.Linear) and hasattr(layer, "in_features"))
     return [(layer.in_features, layer.out_features) for layer in layers]
-
-
-def _widths(module: nn.Module) -> Optional[tuple[int, int]]:
-    """Return how many features a linear layer or convolution reads and writes; None for other modules."""
-    if isinstance(module, nn.Linear):
-        return module.in_features, module.out_features
-    return (module.in_channels, module.out_channels) if isinstance(module, nn.modules.conv._ConvNd) else None
 
 
 def _linear_layers(sequence: nn.Sequential) -> list[nn.Module]:

@@ -1,14 +1,24 @@
-"""The weights of convolutions: which of their dimensions are rows, and the rows of their groups."""
+"""Linear layers and convolutions: how many features they read and write, and the rows of a convolution's weight."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 from torch import Tensor, nn
 
 from ...parameters.routing import MIN_SIDE
+from .attributes import attribute
 
 CONVOLUTION = nn.modules.conv._ConvNd
+
+
+def widths_of(module: nn.Module) -> Optional[tuple[int, int]]:
+    """Return how many features a linear layer or convolution reads and writes; None if it is neither, or hides them."""
+    if not isinstance(module, (nn.Linear, CONVOLUTION)):
+        return None
+    kind = "features" if isinstance(module, nn.Linear) else "channels"
+    read, written = (attribute(module, f"{side}_{kind}") for side in ("in", "out"))
+    return None if read is None or written is None else (read, written)
 
 
 def has_rows_of_outputs(p: Tensor, owner: nn.Module) -> bool:
