@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -66,6 +67,13 @@ inline Extent extent(const Tensor& t) {
     result.elements += stride * (size - 1);
   }
   return result;
+}
+
+// Whether both have the same elements at the same places.
+inline bool is_same(const Tensor& a, const Tensor& b) {
+  const auto same = [](const auto& x, const auto& y) { return std::equal(x.begin(), x.end(), y.begin(), y.end()); };
+  return a.const_data_ptr() == b.const_data_ptr() && a.scalar_type() == b.scalar_type() && same(a.sizes(), b.sizes()) &&
+         same(a.strides(), b.strides());
 }
 
 // The memory of an argument.

@@ -31,15 +31,18 @@ struct Batch {
   }
 };
 
+// A norm stands for a matrix, or for one of its rows.
 struct FrobeniusNorm {
-  Batch batch;   // both views are of X
-  Tensor norms;  // one for each matrix
+  Batch batch;  // both views are of X
+  Tensor norms;
+  bool of_rows;
   int32_t device;
 };
 
 struct Normalize {
   Batch batch;
-  const double* norms;  // one for each matrix
+  const double* norms;
+  bool of_rows;
   double eps, scale;
   int32_t device;
 };
@@ -69,9 +72,13 @@ inline void check_batch(const char* name, const Tensor& t, const Tensor& like) {
   }
 }
 
-inline void check_norms(const Tensor& norms, const Tensor& X) {
+inline void check_place_of_norms(const Tensor& norms, const Tensor& X) {
   STD_TORCH_CHECK(norms.device() == X.device() && norms.scalar_type() == ScalarType::Double,
                   "norms must be float64 on ", place(X), ", got ", norms.scalar_type(), " on ", place(norms));
+}
+
+inline void check_norms(const Tensor& norms, const Tensor& X) {
+  check_place_of_norms(norms, X);
   STD_TORCH_CHECK(norms.dim() == 1 && norms.size(0) == X.size(0) && norms.is_contiguous(), "norms must be (", X.size(0),
                   "), contiguous, got ", shape(norms));
 }
@@ -85,6 +92,18 @@ inline void check_norms_of(const char* name, const Tensor& batch, const MaybeInt
                     name, " is ", batch.scalar_type());
     check_norms(*norms, batch);
   }
+}
+
+// Norms of rows are (B, m).
+inline bool are_of_rows(const Tensor& norms, const Tensor& X) {
+  if (norms.dim() != 2) {
+    check_norms(norms, X);
+    return false;
+  }
+  check_place_of_norms(norms, X);
+  STD_TORCH_CHECK(norms.size(0) == X.size(0) && norms.size(1) == X.size(1) && norms.is_contiguous(),
+                  "norms of rows must be (", X.size(0), ", ", X.size(1), "), contiguous, got ", shape(norms));
+  return true;
 }
 
 inline Squares squares_for(const MaybeTensor& norms, const Tensor& matrix) {
@@ -104,12 +123,12 @@ inline Batch batch_of(const Tensor& out, const Tensor& X, bool written) {
 
 inline FrobeniusNorm check_frobenius_norm(const Tensor& norms, const Tensor& X) {
   check_batch("X", X, X);
-  check_norms(norms, X);
+  const bool of_rows = are_of_rows(norms, X);
   Spans spans(2);
   spans.write("norms", norms);
   spans.read("X", X);
   spans.check();
-  FrobeniusNorm call{batch_of(X, X, false), norms, X.get_device_index()};
+  FrobeniusNorm call{batch_of(X, X, false), norms, of_rows, X.get_device_index()};
   call.batch.first.squares = Squares::kByRows;
   return call;
 }
@@ -117,15 +136,17 @@ inline FrobeniusNorm check_frobenius_norm(const Tensor& norms, const Tensor& X) 
 inline Normalize check_normalize(const Tensor& out, const Tensor& X, const Tensor& norms, double eps, double scale) {
   check_batch("X", X, X);
   check_batch("out", out, X);
-  check_norms(norms, X);
+  const bool of_rows = are_of_rows(norms, X);
   STD_TORCH_CHECK(eps >= 0, "eps must be at least 0, got ", eps);
   Spans spans(3);
   spans.write("out", out);
-  spans.read("X", X);
+  if (!is_same(out, X)) {  // each element is read before it is written
+    spans.read("X", X);
+  }
   spans.read("norms", norms);
   spans.check();
   const auto* const divisors = static_cast<const double*>(norms.const_data_ptr());
-  return {batch_of(out, X, true), divisors, eps, scale, X.get_device_index()};
+  return {batch_of(out, X, true), divisors, of_rows, eps, scale, X.get_device_index()};
 }
 
 }  // namespace optimizer

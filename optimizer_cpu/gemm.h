@@ -75,11 +75,6 @@ inline void check_rows(const char* name, const Tensor& t) {
   STD_TORCH_CHECK(has_runs(t, 2), name, " must have a stride of 1 along rows, got strides ", tuple(t.strides()));
 }
 
-inline bool is_same(const Tensor& a, const Tensor& b) {
-  const auto same = [](const auto& x, const auto& y) { return std::equal(x.begin(), x.end(), y.begin(), y.end()); };
-  return a.const_data_ptr() == b.const_data_ptr() && same(a.sizes(), b.sizes()) && same(a.strides(), b.strides());
-}
-
 // As many arguments as the op has.
 template <class Element, class Result = Element>
 Gemm<Element, Result> check_gemm_of(const Tensor& c, const Tensor& a, const Tensor& b, const MaybeTensor& d,

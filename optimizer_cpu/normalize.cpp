@@ -7,17 +7,25 @@
 namespace optimizer {
 namespace {
 
-OPTIMIZER_CLONES void take_squares(UnitSums& sums, const Batch& batch, const Matrix<2>& m, const Box& box) {
-  sums.take(m.index, batch.dtypes[kGiven], m.views[kGiven], box);
+// `first` is the number of the tile's matrix or, for norms of rows, that of the matrix's first row.
+OPTIMIZER_CLONES void take_squares(UnitSums& sums, int64_t first, const Batch& batch, const Matrix<2>& m,
+                                   const Box& box) {
+  sums.take(first, batch.dtypes[kGiven], m.views[kGiven], box);
 }
 
-OPTIMIZER_CLONES void scale_tile(const Batch& batch, const Matrix<2>& m, const Box& box, float by) {
+OPTIMIZER_CLONES void scale_tile(const Normalize& call, const Matrix<2>& m, const Box& box) {
   float values[kTileArea];
-  load(values, batch.dtypes[kGiven], m.views[kGiven], box);
-  for (int64_t i = 0; i < box.rows * box.cols; ++i) {
-    values[i] *= by;
+  load(values, call.batch.dtypes[kGiven], m.views[kGiven], box);
+  // Where a norm stands for a matrix, all of the tile is one row here.
+  const int64_t rows = call.of_rows ? box.rows : 1, length = box.rows * box.cols / rows;
+  const double* const norms = call.norms + (call.of_rows ? m.index * m.rows + box.row : m.index);
+  for (int64_t r = 0; r < rows; ++r) {
+    const float by = multiplier_of(norms[r], call.eps, call.scale);
+    for (int64_t i = 0; i < length; ++i) {
+      values[r * length + i] *= by;
+    }
   }
-  store(values, batch.dtypes[kNormalized], m.views[kNormalized], box);
+  store(values, call.batch.dtypes[kNormalized], m.views[kNormalized], box);
 }
 
 // Calls work(matrix, box) for each tile.
@@ -35,20 +43,21 @@ void for_each(const Batch& batch, const Work& work) {
 
 void frobenius_norm_cpu(const FrobeniusNorm& call) {
   Batch batch = call.batch;
-  UnitSums sums(call.norms.numel(), batch.first.rows, batch.first.cols);
+  const int64_t rows = batch.first.rows, of_matrix = call.of_rows ? rows : 1;  // norms
+  UnitSums sums(call.norms.numel(), call.of_rows ? 1 : rows, batch.first.cols);
   collapse_whole_units(batch.first);
   cut(batch.first, rows_are_runs(batch.first));
-  for_each(batch, [&](const auto& m, const Box& box) { take_squares(sums, batch, m, box); });
+  for_each(batch, [&](const auto& m, const Box& box) { take_squares(sums, m.index * of_matrix, batch, m, box); });
   sums.write_norms(static_cast<double*>(call.norms.mutable_data_ptr()));
 }
 
 void normalize_cpu(const Normalize& call) {
   Batch batch = call.batch;
-  simplify(batch.first);
+  if (!call.of_rows) {
+    simplify(batch.first);
+  }
   cut(batch.first, rows_are_runs(batch.first));
-  for_each(batch, [&](const auto& m, const Box& box) {
-    scale_tile(batch, m, box, multiplier_of(call.norms[m.index], call.eps, call.scale));
-  });
+  for_each(batch, [&](const auto& m, const Box& box) { scale_tile(call, m, box); });
 }
 
 }  // namespace optimizer

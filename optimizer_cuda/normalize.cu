@@ -2,8 +2,7 @@
 //
 // The checked arguments are in normalize.h. A batch is one launch, a block for each square tile. To sum squares a block
 // brings its tile to shared memory (squares.cuh); to scale, only where the tensors do not both lie in chunks along the
-// same lines. Matrices of one row are the lines of larger ones: a block takes as many of them as a tile has rows, and
-// gives each the bits that it has alone.
+// same lines. The norm of a row has the bits that it has where the row is a matrix of its own.
 #include "../optimizer_common/normalize.h"
 #include "squares.cuh"
 
@@ -19,13 +18,13 @@ struct TiledBatch : Batch {
 
 struct SquaresLaunch {
   TiledBatch batch;
-  double* sums;  // of each tile
+  double* sums;  // of each tile, or of each row of it
   int64_t count;
 };
 
 struct RootsLaunch {
   const double* sums;
-  int64_t tiles;  // of a matrix
+  int64_t tiles;  // that a norm is of
   double* norms;
   int64_t count;
 };
@@ -90,41 +89,32 @@ __global__ void __launch_bounds__(kThreads) scale_tiles(const __grid_constant__ 
   scale(tile, [&](int) { return by; }, call.batch, m, tile_box(m, blockIdx.x));
 }
 
-__global__ void __launch_bounds__(kThreads) sum_lines(const __grid_constant__ SquaresLaunch call) {
+__global__ void __launch_bounds__(kThreads) sum_rows(const __grid_constant__ SquaresLaunch call) {
   __shared__ Exchange<float> tile;
   const Matrix<2> m = call.batch.matrix_of_tile(blockIdx.x);
   const Box box = tile_box(m, blockIdx.x);
   load_given(tile, call.batch, m, box);
-  const int line = threadIdx.x;
-  if (line < box.rows) {
-    call.sums[(box.row + line) * m.tiles_across + box.col / kTileSide] = sum_of_line(tile[line], box.cols);
+  const int row = threadIdx.x;
+  if (row < box.rows) {
+    const int64_t number = m.index * m.rows + box.row + row;
+    call.sums[number * m.tiles_across + box.col / kTileSide] = sum_of_row(tile[row], box.cols);
   }
 }
 
-__global__ void __launch_bounds__(kThreads) scale_lines(const __grid_constant__ NormalizeLaunch call) {
+__global__ void __launch_bounds__(kThreads) scale_rows(const __grid_constant__ NormalizeLaunch call) {
   __shared__ Exchange<float> tile;
   __shared__ float by[kTileSide];
   const Matrix<2> m = call.batch.matrix_of_tile(blockIdx.x);
   const Box box = tile_box(m, blockIdx.x);
   if (threadIdx.x < box.rows) {
-    by[threadIdx.x] = multiplier_of(call.norms[box.row + threadIdx.x], call.eps, call.scale);
+    by[threadIdx.x] = multiplier_of(call.norms[m.index * m.rows + box.row + threadIdx.x], call.eps, call.scale);
   }
   __syncthreads();
   scale(tile, [&](int row) { return by[row]; }, call.batch, m, box);
 }
 
-bool has_lines(const Batch& batch) { return batch.first.rows == 1 && batch.count > 1; }
-
-// Cut into square tiles: of each matrix, or, if they are lines, of the one matrix that they are together.
 TiledBatch cut_squarely(const Batch& given) {
   TiledBatch batch{given};
-  if (has_lines(batch)) {
-    batch.first.rows = batch.count;
-    for (int k = 0; k < 2; ++k) {
-      batch.first.views[k].row_stride = batch.steps[k] / element_size(batch.dtypes[k]);
-    }
-    batch.count = 1;
-  }
   cut(batch.first, false);
   for (int k = 0; k < 2; ++k) {
     const bool matrices_too = batch.count == 1 || batch.steps[k] % kAccess == 0;
@@ -155,11 +145,11 @@ void norms_of_tiles(const Tensor& norms, const Tensor& sums, int32_t device) {
 void frobenius_norm_cuda(const FrobeniusNorm& call) {
   const torch::stable::accelerator::DeviceGuard guard(call.device);
   const TiledBatch batch = cut_squarely(call.batch);
-  const int64_t across = batch.first.tiles_across;
-  const Tensor sums = tile_sums(call.norms, has_lines(call.batch) ? call.batch.count * across : batch.tiles());
+  const int64_t of_rows = batch.count * batch.first.rows * batch.first.tiles_across;
+  const Tensor sums = tile_sums(call.norms, call.of_rows ? of_rows : batch.tiles());
   if (batch.tiles() > 0) {
-    const SquaresLaunch parameters{batch, static_cast<double*>(sums.mutable_data_ptr()), call.batch.count};
-    launch(has_lines(call.batch) ? sum_lines : sum_squares, parameters, batch.tiles(), call.device);
+    const SquaresLaunch parameters{batch, static_cast<double*>(sums.mutable_data_ptr()), batch.count};
+    launch(call.of_rows ? sum_rows : sum_squares, parameters, batch.tiles(), call.device);
   }
   norms_of_tiles(call.norms, sums, call.device);
 }
@@ -168,8 +158,8 @@ void normalize_cuda(const Normalize& call) {
   const torch::stable::accelerator::DeviceGuard guard(call.device);
   const TiledBatch batch = cut_squarely(call.batch);
   if (batch.tiles() > 0) {
-    const NormalizeLaunch parameters{batch, call.norms, call.eps, call.scale, call.batch.count};
-    launch(has_lines(call.batch) ? scale_lines : scale_tiles, parameters, batch.tiles(), call.device);
+    const NormalizeLaunch parameters{batch, call.norms, call.eps, call.scale, batch.count};
+    launch(call.of_rows ? scale_rows : scale_tiles, parameters, batch.tiles(), call.device);
   }
 }
 

@@ -94,7 +94,7 @@ __device__ double squares_of_chunks(Exchange<T>& tile, ScalarType dtype, Squares
 
 // The sum of the squares of one row of a tile, by one thread, in the order in which a block adds those of a tile with
 // one row: there each chunk has a thread.
-__device__ inline double sum_of_line(const float (&row)[kTileSide + 1], int length) {
+__device__ inline double sum_of_row(const float (&row)[kTileSide + 1], int length) {
   double sum = 0;
   for (int at = 0; at < length; at += kChunk) {
     double of_chunk = 0;

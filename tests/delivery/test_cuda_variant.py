@@ -33,8 +33,8 @@ KERNELS = 17
 # four blocks. But five have more loads on their way, which the accesses that are usual need.
 STACK, STACK_IN_DOUBLE = {"sm_100": 40, "sm_75": 24, "sm_80": 24, "sm_90": 24}, 104
 # They load and store single elements of square tiles, or sum what is left of them.
-BY_TILES = ("sum_squares", "sum_lines", "take_roots", "scale_tiles", "scale_lines", "pack_codes")
-LOADING_TILES = ("sum_squares", "sum_lines", "scale_tiles", "scale_lines")
+BY_TILES = ("sum_squares", "sum_rows", "take_roots", "scale_tiles", "scale_rows", "pack_codes")
+LOADING_TILES = ("sum_squares", "sum_rows", "scale_tiles", "scale_rows")
 
 
 def what_is_missing() -> str:

@@ -13,7 +13,7 @@ from tests.support.operation_places import MODELLED, SHIPPED, on_every_place
 
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 # The longest has more tiles than a block on a GPU has threads, which add up what the tiles have.
-SHAPES = (1, 1, 1), (3, 5, 7), (2, 70, 40), (2, 3, 9000), (2, 2, 16_500), (1, 300, 700), (67, 1, 130)
+SHAPES = (1, 1, 1), (3, 5, 7), (2, 70, 40), (2, 3, 9000), (2, 2, 16_500), (1, 300, 700), (5, 1, 130)
 EPS, SCALE = 1e-7, 4.0
 # The multiplier and the product are rounded to float32.
 ROUNDINGS = 2 * oracles.unit_roundoff(torch.float32)
@@ -26,12 +26,21 @@ def random(shape, dtype: torch.dtype, seed: int = 0) -> Tensor:
     return values.to(torch.get_default_device(), dtype)
 
 
+def laid_out(X: Tensor) -> list[Tensor]:
+    """Return X (B, m, n) in memory by rows, by columns, with gaps between rows, and with gaps between matrices."""
+    wider = torch.cat([X, X], 2)[:, :, : X.size(2)]
+    spaced = torch.cat([X.flatten(1), X[:, 0, :1]], 1)[:, :-1].unflatten(1, X.shape[1:])
+    return [X, X.mT.contiguous().mT, wider, spaced]
+
+
 @pytest.fixture
 def normalized(native):
-    """Norms and normalized matrices, in memory that was filled with NaN."""
+    """Norms and normalized matrices or rows, in memory that was filled with NaN."""
 
-    def normalized(X: Tensor, dtype: torch.dtype = torch.bfloat16, eps: float = EPS) -> tuple[Tensor, Tensor]:
-        norms = torch.full(X.shape[:1], torch.nan, dtype=torch.float64)
+    def normalized(
+        X: Tensor, dtype: torch.dtype = torch.bfloat16, eps: float = EPS, rows: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        norms = torch.full(X.shape[: 1 + rows], torch.nan, dtype=torch.float64)
         out = torch.full(X.shape, torch.nan, dtype=dtype)
         native.frobenius_norm_(norms, X)
         native.normalize_(out, X, norms, eps, SCALE)
@@ -56,20 +65,39 @@ def test_norms_and_quotients_err_by_their_roundings(normalized, shape, dtypes):
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(5, 130, 350), (5, 136, 352), (67, 1, 350)], ids=str)
-def test_neither_batch_threads_nor_strides_change_a_bit(normalized, shape, dtype):
-    """Matrices of one row, such as the lines that equalization divides, share blocks of a GPU."""
+@pytest.mark.parametrize("rows", [False, True], ids=("matrices", "rows"))
+@pytest.mark.parametrize("shape", [(5, 130, 350), (5, 136, 352)], ids=str)
+def test_neither_batch_threads_nor_strides_change_a_bit(normalized, shape, dtype, rows):
     X = random(shape, dtype)
     torch.set_num_threads(1)
-    expected = normalized(X)
+    expected = normalized(X, rows=rows)
     for count in 2, 3, 16:
         torch.set_num_threads(count)
-        wider = torch.cat([X, X], 2)[:, :, : shape[2]]
-        spaced = torch.cat([X.flatten(1), X[:, 0, :1]], 1)[:, :-1].unflatten(1, shape[1:])
-        for other in X, X.mT.contiguous().mT, wider, spaced:
-            assert all(map(torch.equal, normalized(other), expected))
-        alone = [normalized(x) for x in X.split(1)]
+        for other in laid_out(X):
+            assert all(map(torch.equal, normalized(other, rows=rows), expected))
+        alone = [normalized(x, rows=rows) for x in X.split(1)]
         assert all(torch.equal(torch.cat(parts), whole) for parts, whole in zip(zip(*alone), expected))
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(3, 5, 7), (2, 70, 128), (2, 3, 9000), (2, 130, 1), (2, 0, 3), (2, 3, 0)], ids=str)
+def test_a_row_has_the_bits_of_a_matrix_of_one_row(normalized, shape, dtype):
+    X = random(shape, dtype)
+    norms, out = normalized(X, rows=True)
+    expected_norms, expected = normalized(X.reshape(shape[0] * shape[1], 1, shape[2]))
+    assert torch.equal(norms.flatten(), expected_norms) and torch.equal(out.flatten(0, 1), expected[:, 0])
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [False, True], ids=("matrices", "rows"))
+def test_a_result_may_replace_what_is_divided(normalized, native, rows, dtype):
+    X = random((2, 70, 136), dtype)
+    norms, expected = normalized(X, dtype, rows=rows)
+    for given in laid_out(X.clone()):
+        native.normalize_(given, given, norms, EPS, SCALE)
+        assert torch.equal(given, expected)
 
 
 @pytest.mark.parametrize("shape", [(3, 70, 130), (2, 1, 5000), (2, 5000, 1), (2, 0, 3)], ids=str)
@@ -123,6 +151,8 @@ def test_sizes_may_be_zero(normalized, shape):
 
 X = torch.ones(2, 3, 4)
 NORMS = torch.ones(2, dtype=torch.float64)
+OVERLAPPING = torch.ones(25)[:-1].view(2, 3, 4)
+SQUARES = torch.ones(2, 4, 4)
 SHARED = (memory := torch.ones(2, 3, 4)), memory.view(torch.float64).flatten()[2:4]
 BAD = {
     "X must be float32, float16 or bfloat16": (X.clone(), X.double(), NORMS, EPS),
@@ -132,7 +162,16 @@ BAD = {
     r"norms must be \(2\), contiguous, got \(1\)": (X.clone(), X, NORMS[:1], EPS),
     r"norms must be \(2\), contiguous, got \(2\)": (X.clone(), X, torch.ones(4, dtype=torch.float64)[::2], EPS),
     "eps must be at least 0": (X.clone(), X, NORMS, -1.0),
-    "out and X must not share memory": (X, X, NORMS, EPS),
+    r"norms of rows must be \(2, 3\), contiguous, got \(2, 4\)": (X.clone(), X, torch.ones(2, 4).double(), EPS),
+    r"norms of rows must be \(2, 3\), contiguous, got \(2, 3\)": (X.clone(), X, torch.ones(3, 2).double().mT, EPS),
+    "norms must be float64 on": (X.clone(), X, torch.ones(2, 3), EPS),
+    "out and X must not share memory": (
+        OVERLAPPING,
+        OVERLAPPING.view(-1).as_strided((2, 3, 4), (12, 4, 1), 1),
+        NORMS,
+        EPS,
+    ),
+    "out and X must not share memory: ": (SQUARES, SQUARES.mT, NORMS, EPS),
     "out and norms must not share memory": (SHARED[0], X, SHARED[1], EPS),
 }
 

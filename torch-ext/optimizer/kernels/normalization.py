@@ -1,4 +1,4 @@
-"""Frobenius norms of matrices, and matrices divided by them.
+"""Frobenius norms of matrices and of their rows, and matrices divided by them.
 
 Norms are float64, in which squares of narrower dtypes neither overflow nor vanish. Float64 matrices, and all where a
 device has no float64 and norms are float32, are scaled before they are squared.
@@ -26,10 +26,11 @@ def normalize(
     norm: Optional[Tensor] = None,
     out: Optional[Tensor] = None,
 ) -> Tensor:
-    """Return scale * G / max(|G|_F, eps) for each matrix of G (..., m, n), in `work_dtype`; in `out` if that is given.
+    """Return scale * G / max(|G|_F, eps) for each matrix of G (..., m, n), in `work_dtype`.
 
-    If G is only a part of a matrix, pass the norm of the whole as `norm` (..., 1, 1), in `exact_dtype`. `normalize_`
-    says when a matrix times a power of two gives the same bits.
+    The result is written to `out` if that is given, which may be G. If G is only a part of a matrix, pass the norm of
+    the whole as `norm` (..., 1, 1), in `exact_dtype`. With `norm` (..., m, 1) each row is divided by its number.
+    `normalize_` says when a matrix times a power of two gives the same bits.
     """
     norm = frobenius_norm(G) if norm is None else norm
     if native_passes_take(G, work_dtype):
@@ -38,7 +39,7 @@ def normalize(
         order = torch.contiguous_format if G.device.type == "cpu" else torch.preserve_format
         new = out is None
         normalized = torch.empty_like(batch, dtype=work_dtype, memory_format=order) if new else out.view(batch.shape)
-        normalize_(normalized, batch, norm.reshape(-1), eps, scale)
+        normalize_(normalized, batch, norm.reshape(-1 if norm.size(-2) == 1 else batch.shape[:2]), eps, scale)
         return normalized.view(G.shape) if new else out
     exact = torch.promote_types(torch.promote_types(G.dtype, work_dtype), torch.float32)
     normalized = (G * multiplier(norm, eps, scale, exact)).to(work_dtype)
@@ -63,6 +64,19 @@ def frobenius_norm(X: Tensor) -> Tensor:
     X = X.to(exact)
     peak = X.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(torch.finfo(X.dtype).tiny)
     return peak * torch.linalg.vector_norm(X / peak, dim=(-2, -1), keepdim=True)
+
+
+def row_norms(X: Tensor) -> Tensor:
+    """Return the norms (..., m, 1) of the rows of X (..., m, n), in `exact_dtype` of its device.
+
+    Each has the bits of the Frobenius norm that the row has as a matrix.
+    """
+    if native_passes_take(X):
+        batch = as_batch(X)
+        norms = X.new_empty(batch.shape[:2], dtype=exact_dtype(X.device))
+        frobenius_norm_(norms, batch)
+        return norms.view(*X.shape[:-1], 1)
+    return frobenius_norm(X.unsqueeze(-2)).squeeze(-1)
 
 
 def native_passes_take(X: Tensor, *others: torch.dtype) -> bool:

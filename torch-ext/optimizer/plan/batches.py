@@ -10,6 +10,7 @@ from typing import Hashable, Iterable, Optional, Sequence
 import torch
 
 from ..iteration import Iteration
+from ..kernels.normalization import has_native_passes
 from ..parameters.sequences import grouped
 from ..polar.chains import chain_key
 from ..polar.factors import iteration_bytes
@@ -81,12 +82,13 @@ class Batch:
     def work_bytes(self) -> int:
         """The most bytes that it takes beside `memory`: equalized directions, and what the iteration works in.
 
-        If updates are balanced by second moments, a copy of the factors is counted instead of that work if it is
-        larger.
+        If updates are balanced by second moments and no native pass does that in place, a copy of the factors is
+        counted instead of that work if it is larger.
         """
         (m, n), count, work = sorted(self.packed_shape), len(self.matrices), self.iteration.work_dtype.itemsize
         equalized = 0 if self.equalization.before == "none" else count * m * n * self.packed_dtype.itemsize
-        balanced = 0 if self.moments_shape is None else count * m * n * work
+        in_place = self.moments_shape is None or has_native_passes(self.device, self.iteration.work_dtype)
+        balanced = 0 if in_place else count * m * n * work
         counts = count, self._together
         worked_in = iteration_bytes(self.iteration, self.device, (m, n), counts, self.packed_dtype)
         return equalized + max(worked_in, balanced)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels.normalization import frobenius_norm, normalize
+from ..kernels.normalization import normalize, row_norms
 
 # The sides that `equalize` and `renormalize_` take: rows, columns, or first one and then the other.
 SIDES = ("rows", "columns", "rows_columns", "columns_rows")
@@ -45,9 +45,12 @@ def equalize(G: Tensor, by: str, eps: float) -> Tensor:
     the matrix's norm.
     Source: MuonEq, arXiv:2603.28254, whose R, C and RC these are; there, too, each matrix uses only its own norms.
     """
-    for side in _long_side(G) if by == AURORA else _sides(by):
-        G = _normalized_lines(G, side, eps)
-    return G
+    sides = _long_side(G) if by == AURORA else _sides(by)
+    equal = torch.empty_like(G) if sides else G
+    for side in sides:
+        _normalize_lines_(equal, G, side, eps)
+        G = equal
+    return equal
 
 
 def rescaled_by_factors(G: Tensor, factors: Tensor) -> Tensor:
@@ -60,7 +63,7 @@ def rescaled_by_factors(G: Tensor, factors: Tensor) -> Tensor:
     """
     for side in _long_side(G):
         lines = factors if side == "rows" else factors.mT
-        norms = frobenius_norm(lines.unsqueeze(-2)).squeeze(-1)  # (B, long, 1)
+        norms = row_norms(lines)  # (B, long, 1)
         even = (lines.size(-1) / lines.size(-2)) ** 0.5
         exact = torch.promote_types(G.dtype, torch.float32)
         # A line that is zero in the factor is zero in G, too, or so small that rounding has lost it: it stays as it is.
@@ -79,17 +82,16 @@ def renormalize_(factors: Tensor, by: str) -> None:
     """
     norm = min(factors.shape[-2:]) ** 0.5
     if by == "frobenius":
-        factors.copy_(normalize(factors, factors.dtype, 0.0, norm))
+        normalize(factors, factors.dtype, 0.0, norm, out=factors)
     for side in _sides(by):
         count = factors.size(-2 if side == "rows" else -1)
-        factors.copy_(_normalized_lines(factors, side, 0.0, norm / count**0.5))
+        _normalize_lines_(factors, factors, side, 0.0, norm / count**0.5)
 
 
-def _normalized_lines(X: Tensor, side: str, eps: float, norm: float = 1.0) -> Tensor:
-    """Return X (B, rows, cols) with all rows, or all columns, scaled to `norm`, in the dtype of X."""
-    lines = X if side == "rows" else X.mT
-    lines = normalize(lines.unsqueeze(-2), X.dtype, eps, norm).squeeze(-2)
-    return lines if side == "rows" else lines.mT
+def _normalize_lines_(out: Tensor, X: Tensor, side: str, eps: float, norm: float = 1.0) -> None:
+    """Write X (B, rows, cols) with all rows, or all columns, scaled to `norm` to `out`, which may be X."""
+    lines, results = (X, out) if side == "rows" else (X.mT, out.mT)
+    normalize(lines, X.dtype, eps, norm, row_norms(lines), results)
 
 
 def _long_side(G: Tensor) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..kernels.normalization import frobenius_norm
+from ..kernels.normalization import frobenius_norm, normalize, row_norms
 
 # The lines that have second moments. `long_side`: rows, or columns if there are more columns than rows.
 SECOND_MOMENTS = ("none", "rows", "long_side")
@@ -31,8 +31,11 @@ def balance_(updates: Tensor, moments: Tensor, beta: float) -> None:
     """
     exact = torch.promote_types(updates.dtype, torch.float32)
     lines = updates if moments.shape == (*updates.shape[:-1], 1) else updates.mT
-    norms = frobenius_norm(lines.unsqueeze(-2)).view(moments.shape)  # always summed in the same order
-    moments.copy_(beta * moments.to(norms.dtype) + (1 - beta) * norms.square() / lines.size(-1))
-    scales = 1 / (moments.to(norms.dtype).sqrt() + EPS)
-    before, after = (frobenius_norm(each.to(exact)) for each in (norms, norms * scales))
-    updates.mul_((scales * before / after.clamp_min(torch.finfo(exact).tiny)).to(exact))
+    norms = row_norms(lines)
+    averages = moments.view(norms.shape)
+    averages.copy_(beta * averages.to(norms.dtype) + (1 - beta) * norms.square() / lines.size(-1))
+    roots = averages.to(norms.dtype).sqrt() + EPS
+    before, after = (frobenius_norm(each.to(exact)) for each in (norms, norms / roots))
+    # Zeros, whose norm is 0 before, are divided by infinity.
+    divisors = roots * (after.clamp_min(torch.finfo(exact).tiny) / before)
+    normalize(lines, updates.dtype, 0.0, norm=divisors, out=lines)

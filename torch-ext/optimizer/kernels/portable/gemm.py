@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from .arithmetic import narrowed
-from .memory import Memory
+from .memory import Memory, is_same
 from .refusals import name_of, place, shown
 
 SCHEMA = (
@@ -125,14 +125,10 @@ def _has_runs(t: Tensor, dim: int) -> bool:
 
 
 def _check_memory(C: Tensor, A: Tensor, B: Tensor, D: Optional[Tensor], symmetric: bool) -> None:
-    in_place = not symmetric and _is_same(C, B)
+    in_place = not symmetric and is_same(C, B)
     memory = Memory()
     memory.write("C", C)
     memory.read("A", A)
     memory.read("B", None if in_place else B)
-    memory.read("D", None if D is None or (in_place and _is_same(C, D)) else D)
+    memory.read("D", None if D is None or (in_place and is_same(C, D)) else D)
     memory.check()
-
-
-def _is_same(a: Tensor, b: Tensor) -> bool:
-    return (a.data_ptr(), a.dtype, a.shape, a.stride()) == (b.data_ptr(), b.dtype, b.shape, b.stride())

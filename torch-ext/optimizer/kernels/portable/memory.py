@@ -96,6 +96,11 @@ def _named(name: str, index: Optional[int]) -> str:
     return name if index is None else f"{name}[{index}]"
 
 
+def is_same(a: Tensor, b: Tensor) -> bool:
+    """Whether both have the same elements at the same places."""
+    return (a.data_ptr(), a.dtype, a.shape, a.stride()) == (b.data_ptr(), b.dtype, b.shape, b.stride())
+
+
 def extent(t: Tensor) -> Extent:
     """Return how the elements of a tensor lie in memory."""
     if t.is_contiguous():

@@ -1,10 +1,11 @@
-"""`frobenius_norm_` and `normalize_`: the norm of each matrix, and the matrix divided by it.
+"""`frobenius_norm_` and `normalize_`: the norm of each matrix, or of each row, and what is divided by it.
 
-    frobenius_norm_(norms, X)                   norms = |X|_F             of each matrix
+    frobenius_norm_(norms, X)                   norms = |X|_F             of each matrix or row
     normalize_(out, X, norms, eps, scale)       out = scale X / max(norms, eps)
 
-X and `out` are batches (B, m, n) of any strides, float32, float16 or bfloat16. `norms` (B) is contiguous, and has
-`formats.exact_dtype` of the device: float64, or float32 where it has none, as on Apple's GPUs. `eps` is at least 0.
+X and `out` are batches (B, m, n) of any strides, float32, float16 or bfloat16; `out` may be X itself. `norms` is
+contiguous: (B) for matrices, (B, m) for rows. It has `formats.exact_dtype` of the device: float64, or float32 where it
+has none, as on Apple's GPUs. `eps` is at least 0. A row gets the bits that it has as a matrix of its own.
 
 - Squares are summed in float64, where the square of a float32 number is exact and cannot overflow. The order of the sum
   follows from m and n alone. scale / max(norms, eps, 2^-126) is rounded to float32 once, at most to its largest number.
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ..formats import HALF_DTYPES, dtype_name, exact_dtype
-from .memory import Memory
+from .memory import Memory, is_same
 from .refusals import name_of, place, shown
 
 NORM_SCHEMA = "(Tensor(a!) norms, Tensor X) -> ()"
@@ -40,13 +41,15 @@ _EXPONENT, _LEAST, _MOST = 255 << 23, 1 << 23, 253 << 23
 
 
 def frobenius_norm_(norms: Tensor, X: Tensor) -> None:
-    """Write the Frobenius norm of each matrix of X (B, m, n) to `norms` (B)."""
+    """Write the Frobenius norm of each matrix of X (B, m, n) to `norms` (B), or that of each row to `norms` (B, m)."""
     _check_batch("X", X, X)
-    check_norms(norms, X)
+    _check_norms_of_either(norms, X)
     memory = Memory()
     memory.write("norms", norms)
     memory.read("X", X)
     memory.check()
+    if norms.ndim == 2:
+        norms, X = norms.view(-1), X.reshape(norms.numel(), 1, X.size(2))
     if norms.dtype == torch.float64:
         norms.copy_(_sum_of_squares(X).sqrt_())
     else:
@@ -55,18 +58,19 @@ def frobenius_norm_(norms: Tensor, X: Tensor) -> None:
 
 
 def normalize_(out: Tensor, X: Tensor, norms: Tensor, eps: float, scale: float) -> None:
-    """Write scale X / max(norms, eps) to `out`, both (B, m, n)."""
+    """Write scale X / max(norms, eps) to `out`, both (B, m, n), with `norms` of matrices (B) or of rows (B, m)."""
     _check_batch("X", X, X)
     _check_batch("out", out, X)
-    check_norms(norms, X)
+    _check_norms_of_either(norms, X)
     if not eps >= 0:
         raise RuntimeError(f"eps must be at least 0, got {eps:g}")
     memory = Memory()
     memory.write("out", out)
-    memory.read("X", X)
+    memory.read("X", None if is_same(out, X) else X)
     memory.read("norms", norms)
     memory.check()
-    out.copy_(X * multiplier(norms.view(-1, 1, 1), eps, scale, torch.float32))
+    norms = norms.unsqueeze(-1) if norms.ndim == 2 else norms.view(-1, 1, 1)
+    out.copy_(X * multiplier(norms, eps, scale, torch.float32))
 
 
 def multiplier(norm: Tensor, eps: float, scale: float, dtype: torch.dtype) -> Tensor:
@@ -97,12 +101,25 @@ def check_norms_of(name: str, batch: Tensor, offsets: Optional[Sequence[int]], n
 
 def check_norms(norms: Tensor, X: Tensor) -> None:
     """Check that `norms` has one number for each matrix of X, where X is."""
+    _check_place_of_norms(norms, X)
+    if norms.shape != X.shape[:1] or not norms.is_contiguous():
+        raise RuntimeError(f"norms must be ({len(X)}), contiguous, got {shown(norms.shape)}")
+
+
+def _check_norms_of_either(norms: Tensor, X: Tensor) -> None:
+    if norms.ndim != 2:
+        check_norms(norms, X)
+        return
+    _check_place_of_norms(norms, X)
+    if norms.shape != X.shape[:2] or not norms.is_contiguous():
+        raise RuntimeError(f"norms of rows must be {shown(X.shape[:2])}, contiguous, got {shown(norms.shape)}")
+
+
+def _check_place_of_norms(norms: Tensor, X: Tensor) -> None:
     exact = exact_dtype(X.device)
     if norms.device != X.device or norms.dtype != exact:
         needed = f"{dtype_name(exact)} on {place(X)}"
         raise RuntimeError(f"norms must be {needed}, got {name_of(norms.dtype)} on {place(norms)}")
-    if norms.shape != X.shape[:1] or not norms.is_contiguous():
-        raise RuntimeError(f"norms must be ({len(X)}), contiguous, got {shown(norms.shape)}")
 
 
 def _powers_of_two(X: Tensor) -> tuple[Tensor, Tensor]:
