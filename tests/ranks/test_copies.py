@@ -215,3 +215,16 @@ def test_after_a_disagreement_about_8_bit_momentum_copies_are_equal(pools):
     case = Case(specs_on(LAYOUTS["hsdp"])[:1])
     for first, *later in pools(4).run(errors_after, case, "momentum_dtype", "int8", True):
         assert "int8" in first and later == [None, None]
+
+
+def compared_without_others(kernel) -> str:
+    """As under DDP where nobody names the process group: return the warning."""
+    optimizer = kernel.Muon([("up.weight", torch.nn.Parameter(torch.full((8, 4), float(dist.get_rank()))))])
+    with pytest.warns(UserWarning) as told:
+        optimizer.check_copies()
+    return str(told[0].message)
+
+
+def test_that_nothing_is_compared_is_said(pools):
+    for said in pools(2).run(compared_without_others):
+        assert said.startswith("check_copies compares nothing") and "ExchangeOptions(process_group=" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from unittest import mock
 
 import pytest
@@ -199,11 +200,16 @@ def plain_parameters(kernel):
     """Of which DDP may have copies that the optimizer does not know of; and the same ones, of which it is told."""
     with measuring(kernel, TABLES[dist.get_rank() % 3]) as measured:
         unknown = kernel.Muon([("w", nn.Parameter(torch.ones(SIZE)))], ns_dtype=torch.bfloat16)
-        unknown.warmup(lambda *_: None)
+        told = []
+        with pytest.warns(UserWarning, match="proven or measured for w: other ranks may have copies.*process_group="):
+            unknown.warmup(lambda *stage: told.append(stage[2]))
+        assert any(line.startswith("nothing is proven or measured for w") for line in told)
         alone = list(measured), kernels(unknown)
         exchange = kernel.ExchangeOptions(process_group=dist.group.WORLD)
         known = kernel.Muon([("w", nn.Parameter(torch.ones(SIZE)))], ns_dtype=torch.bfloat16, exchange=exchange)
-        known.warmup(lambda *_: None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            known.warmup(lambda *_: None)
         return *alone, kernels(known), kernels(unknown)
 
 

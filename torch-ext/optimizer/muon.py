@@ -418,7 +418,8 @@ class Muon(Optimizer):
         Ranks that share parameters must all call it. If their plans differ they raise ValueError, as the first step
         would. One rank measures for each kind of device. What ranks have agreed on stays until their processes
         end, even if the number of threads changes. Raises RuntimeError if some of these ranks have already agreed on
-        something else with other ranks.
+        something else with other ranks. Where there are other ranks, and nobody says which of them have copies of a
+        matrix, as under DDP without `exchange`, nothing is checked or measured for it, and a warning says so.
         """
         check_call(budget, progress)
         self._graphs.drop()  # what has changed, or is measured now, decides which ones there are
@@ -443,7 +444,8 @@ class Muon(Optimizer):
         The error names the tensors and ranks. Either hardware has failed, or something has changed one replica only.
         Replicas exist in HSDP, in tensor parallelism, and on the ranks of `ExchangeOptions.process_group`. All ranks
         must call it, for example every 100 steps. It reads every replicated tensor once and waits for the device. The
-        first step, and the first one after a load, compare replicas, too. If plans differ it raises ValueError.
+        first step, and the first one after a load, compare replicas, too. If plans differ it raises ValueError. Warns
+        if it compares nothing because no other rank is known, as under DDP without `exchange`.
         """
         self._check_last_step()
         terms = self._current_plan().terms

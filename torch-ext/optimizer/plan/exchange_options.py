@@ -11,6 +11,8 @@ from torch.distributed import ProcessGroup
 from ..parameters.setting_values import flag
 from .process_groups import world_size
 
+NAME_THE_GROUP = "write exchange=ExchangeOptions(process_group=torch.distributed.group.WORLD)"
+
 
 @dataclass(frozen=True)
 class ExchangeOptions:

@@ -8,12 +8,14 @@ from typing import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ...kernels.user_warnings import warn_user
 from ...parameters.names import listed
 from ...parameters.sequences import grouped
 from ...parameters.settings import Group
 from ...parameters.state import KEYS, State
+from ...plan.exchange_options import NAME_THE_GROUP
 from ...plan.layout import local_part
-from ...plan.process_groups import Ranks, all_reduce_sum_, gathered
+from ...plan.process_groups import Ranks, all_reduce_sum_, gathered, world_size
 from ...plan.terms import RankSets, Terms
 from .checksums import code_of_sets
 
@@ -29,8 +31,14 @@ def check_copies(terms: Mapping[Ranks, Terms], groups: Sequence[Group], state: S
     """Raise RuntimeError if replicas differ in a bit of a parameter or of its state; all ranks must call it.
 
     Each tensor of which there are copies is read once, and the host waits for that. Ranks send one number; only where
-    copies differ they send a sum for each tensor, by which the error names tensors and ranks.
+    copies differ they send a sum for each tensor, by which the error names tensors and ranks. Warns where there are
+    other ranks, and none of them is known to share a parameter.
     """
+    if not terms and world_size() > 1:
+        warn_user(
+            "check_copies compares nothing: this optimizer knows of no other rank that has copies of its parameters. "
+            f"Under DistributedDataParallel {NAME_THE_GROUP}"
+        )
     differences = differences_of_copies(terms, groups, state, with_frozen=True)
     if differences:
         raise RuntimeError(f"copies differ: {differences}")

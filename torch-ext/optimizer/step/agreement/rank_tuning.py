@@ -22,10 +22,12 @@ from ...kernels.speeds.measurements import (
     own_measurement,
     record_failures,
 )
+from ...kernels.user_warnings import warn_user
 from ...parameters.names import listed
 from ...parameters.sequences import grouped
 from ...plan.matrix import Matrix
 from ...plan.plan import Plan
+from ...plan.exchange_options import NAME_THE_GROUP
 from ...plan.process_groups import Ranks, gathered, this_rank, world_size
 from ...tuning.contest import Task, tasks_of
 from ...tuning.findings import Finding, is_complete, named
@@ -52,13 +54,17 @@ class Answer(NamedTuple):
 
 
 def measure_stages(plan: Plan, tuner: Tuner) -> list[Stage]:
-    """Return the stages in which a process measures, or agrees with others, for all its matrices, and sums up."""
+    """Return the stages in which a process measures, or agrees with others, for all its matrices, and sums up.
+
+    A stage warns of matrices of which other processes may have copies that nobody names: for these nothing is measured.
+    """
     if world_size() == 1:
         matrices = [matrix for batch in plan.batches for matrix in batch.matrices]
         stages = stages_of(tuner, unmeasured(tasks_of_matrices(matrices)))
     else:
         stages = [stage for ranks in ordered(plan.terms) for stage in _stages_of(ranks, plan, tuner)]
-    return [*stages, tuner.summary] if stages else []
+    summary = [tuner.summary] if stages else []
+    return [*_warning_stage(plan), *stages, *summary]
 
 
 def to_measure(ranks: Ranks, plan: Plan) -> str:
@@ -84,6 +90,23 @@ def tasks_of_matrices(matrices: Sequence[Matrix]) -> list[Task]:
             key = task.need, str(task.device)
             tasks[key] = max(tasks.get(key, task), task, key=lambda task: task.count)
     return largest_first(tasks.values())
+
+
+def _warning_stage(plan: Plan) -> list[Stage]:
+    if world_size() == 1:
+        return []
+    alone = [m for matrices in plan.matrices for m in matrices if m.parameter.sharers not in plan.terms]
+    names = list(dict.fromkeys(m.parameter.name for m in alone))
+    return [partial(_warn_of_unknown_copies, listed(names))] if tasks_of_matrices(alone) else []
+
+
+def _warn_of_unknown_copies(names: str) -> str:
+    text = (
+        f"nothing is proven or measured for {names}: other ranks may have copies, which must be multiplied alike, and "
+        "this optimizer does not know which ranks"
+    )
+    warn_user(f"warmup: {text}. Under DistributedDataParallel {NAME_THE_GROUP}")
+    return text
 
 
 def _stages_of(ranks: Ranks, plan: Plan, tuner: Tuner) -> list[Stage]:
