@@ -231,7 +231,12 @@ def test_keys_that_others_write_and_ones_own_stay(kernel):
 
 @pytest.mark.parametrize(
     "key, words",
-    [("weight_deacy", "did you mean 'weight_decay'"), ("nesterow", "did you mean 'nesterov'"), ("wd", "weight_decay")],
+    [
+        ("weight_deacy", "did you mean 'weight_decay'"),
+        ("nesterow", "did you mean 'nesterov'"),
+        ("wd", "weight_decay"),
+        ("release_grads", r"write it in Muon\(...\)"),
+    ],
 )
 def test_a_misspelt_key_that_comes_into_a_live_group_is_warned_of_once(kernel, key, words):
     """Schedulers write keys of theirs, so it is no error."""

@@ -104,7 +104,8 @@ class Muon(Optimizer):
             raises. One exception: the dict of a group that the fallback alone updates may have `fused=True`, because
             its kernel is fused. In a group that is made already they have no effect.
         update_rms: root mean square of an update with `match_rms_adamw` at `lr` 1, for matrices that lack no direction:
-            0.2, or 0.18 as in DeepSeek-V4. Gradients of low rank give less.
+            0.2, or 0.18 as in DeepSeek-V4. Gradients of low rank give less. Beside another `adjust_lr_fn` a value that
+            is not the default raises ValueError.
         ns_dtype: dtype of the iteration, a torch.dtype or its name. None: float64 for float64 matrices, else float16 on
             CUDA devices, bfloat16 on CPUs that multiply it faster than float32, and float32 elsewhere.
         ns_method: how the iteration is computed: `standard`, `gram` (on the small Gram matrix), `gram_float32` (keeps
@@ -120,8 +121,8 @@ class Muon(Optimizer):
             the whole: `rows` (NorMuon, arXiv:2510.05491), `long_side` (rows, or columns if there are more of them), or
             `none`. Applied after `renormalize`. With `renormalize="frobenius"` and `match_rms_adamw` updates have the
             paper's size. If you change a setting so that moments get another shape, the next step raises and says what
-            to delete: `conv_mode` and `transposed` do that, and so does a change between `rows` and `long_side` where a
-            matrix has more columns than rows.
+            to delete: `conv_mode`, `stacked` and `transposed` do that, and so does a change between `rows` and
+            `long_side` where a matrix has more columns than rows.
         second_moment_beta: decay rate of the running mean of squares.
         experimental_hyperball: keep the norm of each matrix: W becomes R normalized(W - lr R normalized(update)), where
             R is the norm of W. `lr` is then relative to that norm, and no multiplier or decay applies. Needs float32 or
@@ -138,7 +139,8 @@ class Muon(Optimizer):
             None: their names decide, by `expert_keys` or a component with `conv`; without either, more than three
             dimensions are a convolution. If that leaves it open, AdamW updates the parameter, with a warning.
         is_muon: a function `(name, parameter) -> True, False or None`; None leaves the decision to routing. It is not
-            asked about groups that set `use_muon`, as all groups of `groups_for` do.
+            asked about groups that set `use_muon`, as `groups_for` does unless parameters may be stacks or
+            convolutions.
         fallback: optimizer of the other parameters: `adamw`, or `nadamw` (AdamW with Nesterov momentum,
             as in timm; torch's NAdam has another formula).
         adamw_lr: learning rate of the fallback's parameters; None means `lr`. Given to the constructor, it applies to
@@ -152,7 +154,8 @@ class Muon(Optimizer):
         adamw_eps: eps of the fallback.
         stochastic_rounding: round half-precision matrices up or down at random, without bias; the fallback's
             parameters are rounded to nearest. A step that GradScaler skips uses up random numbers where ranks share
-            parameters, but not in a single process. After it, the two round differently.
+            parameters, but not in a single process: after it, a run on several ranks and one in a single process round
+            differently.
         master_weights: with `split`, bfloat16 parameters are the upper halves of float32 values, whose lower 16 bits
             are state: with the same gradients and `momentum_dtype="float32"` they have the bits of float32 parameters
             (docs/master_weights.md). float32 and float64 parameters are not affected; float16 raises. None: each step
@@ -458,7 +461,8 @@ class Muon(Optimizer):
     def master_weights(self) -> dict[str, Tensor]:
         """Return, by name, the float32 value of each parameter with `master_weights`: new tensors, sharded alike.
 
-        `{**model.state_dict(), **optimizer.master_weights()}` is a plain float32 checkpoint. Raises RuntimeError as
+        `{**model.state_dict(), **optimizer.master_weights()}` is a checkpoint in which these are float32; frozen
+        parameters and buffers keep their dtype. A tied weight has its first name alone. Raises RuntimeError as
         `state_dict` does; ValueError if two such parameters have the same name.
         """
         self._check_before_save()
@@ -535,10 +539,10 @@ class Muon(Optimizer):
         Functions, and settings that a saved group lacks (`torch.optim.Muon`'s lack many), stay as they are here, and
         momentum keeps its saved dtype unless `momentum_dtype` names another. A group without `decay_mode`, such as
         torch's, also leaves `weight_decay` as it is under independent decay, and `lr` under hyperball: they mean
-        something else there. Warns of settings that the file replaces, other than those that schedulers set, and of
-        momentum that keeps another dtype than a new optimizer's would have. Raises ValueError or TypeError, with
-        nothing changed, if something does not fit. If memory runs out while it copies, neither `step` nor `state_dict`
-        works until another load has succeeded.
+        something else there. Warns of settings that a file of this package replaces, other than those that schedulers
+        set, and of momentum that keeps another dtype than a new optimizer's would have. Raises ValueError or TypeError,
+        with nothing changed, if something does not fit. If memory runs out while it copies, neither `step` nor
+        `state_dict` works until another load has succeeded.
         """
         check_is_dict(state_dict)
         final: dict[str, Any] = {}

@@ -40,11 +40,11 @@ def import_state(
     """Load another optimizer's `state_dict` into `optimizer` in place; return sentences about what was not imported.
 
     The state of the parameters and the settings of their groups are replaced, learning rates included. A group of AdamW
-    that had the `initial_lr` of matrices, or their `lr` where there is none, gets their new one, and the ratio of those
-    in the source becomes its `lr_factor`. Other groups, and those for which no factor fits, get the source's rate as
-    their `lr`, with an `lr_factor` of 1. Tensors are copied; momentum keeps its dtype, unless this optimizer has a
-    `momentum_dtype`, and AdamW's averages get the dtype that they have here. Lower halves of `master_weights` stay as
-    they are.
+    that shares the `initial_lr` of matrices (without one, their `lr`) goes on sharing theirs; its `lr_factor` becomes
+    the source's rate of AdamW divided by that of the matrices. Other groups, and those for which no factor fits, get
+    the source's rate as their `lr`, with an `lr_factor` of 1. Tensors are copied; momentum keeps its dtype, unless this
+    optimizer has a `momentum_dtype`, and AdamW's averages get the dtype that they have here. Lower halves of
+    `master_weights` stay as they are.
 
     Args:
         source: `torch` (torch.optim.Muon), `timm` (with its AdamW or NAdamW), `keller_jordan` (any class of muon.py),
@@ -57,10 +57,9 @@ def import_state(
             names in its groups count, and otherwise the order: its k-th matrix is this optimizer's k-th matrix, and the
             same for the other parameters. For `adamw`, each group of the source must have its parameters in the order
             in which they were passed to this optimizer, such as model.parameters(); shapes decide between groups.
-            Order is not enough if parameters of one shape are in more groups here than in the source, as with
-            `groups_for`: it does not keep the model's order. Nor is it if they are in fewer groups here, as when an
-            embedding and a head had a group each there. For `adamw` fewer groups are enough if shapes tell the
-            parameters apart.
+            Give `names` if parameters of one shape are in more groups here than in the source, as with `groups_for`,
+            which does not keep the model's order; or in fewer, as where an embedding and a head had a group each. For
+            `adamw` fewer groups are enough if shapes tell the parameters apart.
 
     From `other_groups`, parameters get their whole state by name, whatever their groups and their order were. Groups
     and their settings stay as they are here, learning rates included. A parameter of another branch than in the source,

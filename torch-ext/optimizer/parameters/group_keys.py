@@ -13,6 +13,8 @@ from .settings import SETTINGS
 # Keys of this package besides settings: those that users write, and those of loaded state dicts.
 _WRITTEN = ("use_muon", "use_fallback", "algorithm", "role", "reason")
 _OURS = (*_WRITTEN, "rounding_step", "state_format", "build")
+# Arguments of the constructor that are no settings of groups.
+_OF_ALL = ("cuda_graphs", "exchange", "qk_clip", "release_grads")
 # Keys that other libraries write into groups. No step reads them, but some tell schedulers how to set `lr`.
 _OTHERS: dict[str, tuple[str, ...]] = {
     "torch.optim.Optimizer": ("params", "param_names"),
@@ -75,5 +77,7 @@ def _meant(key: str, alike: float) -> str:
     """Return what to write instead of an unknown key; "" if no key is so much `alike`."""
     if key in ELSEWHERE:
         return f"write {ELSEWHERE[key]}."
+    if key in _OF_ALL:
+        return f"{key} is for all groups, write it in Muon(...)."
     similar = get_close_matches(key, [*SETTINGS, *_OURS], n=1, cutoff=alike)
     return f"did you mean {similar[0]!r}?" if similar else ""

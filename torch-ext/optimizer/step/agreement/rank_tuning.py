@@ -25,9 +25,9 @@ from ...kernels.speeds.measurements import (
 from ...kernels.user_warnings import warn_user
 from ...parameters.names import listed
 from ...parameters.sequences import grouped
+from ...plan.exchange_options import NAME_THE_GROUP
 from ...plan.matrix import Matrix
 from ...plan.plan import Plan
-from ...plan.exchange_options import NAME_THE_GROUP
 from ...plan.process_groups import Ranks, gathered, this_rank, world_size
 from ...tuning.contest import Task, tasks_of
 from ...tuning.findings import Finding, is_complete, named
