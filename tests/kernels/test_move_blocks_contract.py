@@ -103,6 +103,7 @@ def bad_arguments() -> dict:
         "blocks must be Long on the CPU, got Int": {"blocks": table(row(), dtype=torch.int32)},
         "blocks must be .N, 9., contiguous, got shape .9.": {"blocks": table(row())[0]},
         "blocks must be .N, 9., contiguous, got shape .1, 8.": {"blocks": table(row())[:, :8].contiguous()},
+        "blocks must be .N, 9., contiguous, got shape .1, 10.": {"blocks": table([*row(), 0])},
         "blocks must be .N, 9., contiguous, got shape .2, 9.": {"blocks": table(row(), row()).T.contiguous().T},
     }
 

@@ -211,6 +211,7 @@ BAD = {
     },
     r"64 of a row or of a column of \(3, 100\), got \(4, 2\)": lambda: {"momentum_scale": [torch.ones(4, 2)] * 2},
     r"64 of a row or of a column of \(3, 100\), got \(1, 99\)": lambda: {"momentum_scale": [torch.ones(1, 99)] * 2},
+    r"64 of a row or of a column of \(3, 100\), got \(2, 100\)": lambda: {"momentum_scale": [torch.ones(2, 100)] * 2},
     r"momentum_scale\[0\] must be a matrix": lambda: {"momentum_scale": [torch.ones(3), torch.ones(3, 2)]},
     r"momentum\[0\] must be Char and momentum_scale\[0\] Float": lambda: {"momentum": [torch.ones(3, 100)] * 2},
     r"must be Char and momentum_scale\[0\] Float": lambda: {"momentum_scale": [torch.ones(3, 2).double()] * 2},
