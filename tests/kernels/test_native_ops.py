@@ -178,7 +178,7 @@ def test_inactive_matrices_keep_their_values_and_pack_zeros(pack_, descend_):
 
 
 def test_nothing_moves_after_an_infinite_gradient(pack_, descend_):
-    for found, moves in (1.0, False), (0.0, True):
+    for found, moves in (1.0, False), (2.0, False), (torch.nan, False), (0.0, True):
         momentum, gradient = random(SHAPE, torch.float32, 0), random(SHAPE, torch.float32, 1)
         before, packed = momentum.clone(), torch.full((1, *SHAPE), torch.nan)
         pack_([momentum], [gradient], packed, 0.9, True, found_inf=torch.tensor(found))
@@ -220,6 +220,14 @@ def test_cautious_decay_sees_signs_whose_product_underflows(descend_):
     assert torch.equal(parameter, torch.tensor([[0.5e-30, 1e-30]]))
 
 
+def test_cautious_decay_leaves_what_is_not_moved(descend_):
+    """A zero has no sign to agree with."""
+    parameter = torch.tensor([[1.0, -1.0, 2.0, -2.0]])
+    before = parameter.clone()
+    descend(descend_, [parameter], torch.tensor([[[0.0, 0.0, -0.0, -0.0]]]), decay_mode=MODES["cautious"])
+    assert torch.equal(parameter, before)
+
+
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_neither_batch_nor_threads_change_a_bit(pack_, descend_, dtype):
@@ -246,3 +254,4 @@ def test_empty_lists_and_matrices_are_fine(pack_, descend_, count):
     empty, buffer = [torch.zeros(0, 4) for _ in range(count)], torch.zeros(count, 0, 4)
     pack_(empty, [e.clone() for e in empty], buffer, 0.9, True, active=torch.ones(count, dtype=torch.bool))
     descend(descend_, empty, buffer, row_scale=torch.zeros(0))
+    descend(descend_, [e.bfloat16() for e in empty], buffer, seeds=torch.arange(count))  # no list has no dtype
