@@ -92,6 +92,19 @@ def test_halves_have_the_bits_of_a_float32_parameter(descend_, formula, layout, 
         assert torch.equal(halves_of(formula, expected)[0], parameter)
 
 
+@pytest.mark.parametrize("moved", ["parameter", "remainder"])
+@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+def test_each_half_may_start_between_the_places_of_wide_accesses(descend_, formula, layout, moved):
+    """One element behind such a place, where the other half, whose lines have whole accesses, starts at one."""
+    master, update = random((136, 72), 0), LAYOUTS[layout](random((136, 72), 1))[None]
+    halves = dict(zip(("parameter", "remainder"), halves_of(formula, master)))
+    half = halves[moved]
+    halves[moved] = half.new_empty(1 + half.numel())[1:].view(half.shape).copy_(half)
+    descend_([halves["parameter"]], update, *numbers(0.02, 0.1, 1.5), remainder=[halves["remainder"]])
+    descend_([master], update, *numbers(0.02, 0.1, 1.5))
+    assert torch.equal(formula.joined(*halves.values()), master)
+
+
 def test_a_list_of_shapes_takes_every_option(descend_, formula):
     """Offsets, factors of rows, and matrices that are left alone."""
     masters = [random(shape, i) for i, shape in enumerate(SHAPES)]
