@@ -1,4 +1,4 @@
-"""The compiled operations read and round numbers of 16 bits as torch does, every one of them, and a decay once."""
+"""The compiled operations read and round all numbers of 16 bits as torch does, and round a decay and a step once."""
 
 from __future__ import annotations
 
@@ -68,3 +68,10 @@ def test_what_decay_keeps_is_rounded_once(kernel):
     parameter, update, one = torch.ones(1, 1), torch.zeros(1, 1, 1), torch.ones((), dtype=torch.float64, device="cpu")
     kernel.kernels.native.descend_([parameter], update, one, one * (2.0**-25 + 2.0**-52), one)
     assert parameter.item() == 1 - 2.0**-24
+
+
+def test_the_length_of_a_step_is_rounded_once(kernel):
+    """(1 + 2^-24)^2 is nearest to 1 + 2^-23. Learning rate and multiplier rounded to float32 before would both be 1."""
+    parameter, update, one = torch.zeros(1, 1), -torch.ones(1, 1, 1), torch.ones((), dtype=torch.float64, device="cpu")
+    kernel.kernels.native.descend_([parameter], update, one + 2.0**-24, 0 * one, one + 2.0**-24)
+    assert parameter.item() == 1 + 2.0**-23

@@ -58,6 +58,13 @@ def test_representable_numbers_are_unchanged(descend_, dtype):
 
 
 @pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
+def test_a_zero_keeps_its_sign(descend_, dtype):
+    parameter, number = torch.tensor([[0.0, -0.0]], dtype=dtype), torch.ones(())
+    descend_([parameter], torch.zeros(1, 1, 2), number, 0 * number, number, seeds=torch.tensor([0]))
+    assert parameter.signbit().tolist() == [[False, True]]
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 def test_all_magnitudes_round_to_a_neighbour(descend_, dtype):
     torch.manual_seed(0)
     exponents = torch.rand(40, 1000) * 280 - 150
