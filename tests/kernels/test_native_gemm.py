@@ -241,6 +241,16 @@ def test_b_and_d_may_be_replaced_by_the_result(native, kind, shape):
         assert torch.equal(replaced, expected)
 
 
+@pytest.mark.parametrize("dtype, rows", [(torch.bfloat16, 1600), (FLOAT32, 4128)], ids=str)
+def test_so_many_rows_may_be_replaced_as_are_not_packed_at_once(native, dtype, rows):
+    """Elsewhere a thread packs B part by part, some of it after it has written the first rows of the result."""
+    kind = Kind(dtype, "portable" if dtype == torch.bfloat16 else native.gemm_instructions(dtype), dtype)
+    A, X, expected = kind.random(1, rows, rows), kind.random(1, rows, 40, seed=1), torch.empty(1, rows, 40, dtype=dtype)
+    for C in expected, X:
+        native.gemm_(C, A, X, X, 1.0, 2.0, False, kind.instructions)
+    assert torch.equal(X, expected)
+
+
 def test_products_in_two_threads_of_a_program_keep_their_bits(gemm, kind):
     """One of them has the library's threads, the other works alone."""
     A, B = kind.random(4, 200, 300), kind.random(4, 300, 250, seed=1)

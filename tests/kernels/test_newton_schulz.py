@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.support.gemm_kinds import BFLOAT16, FLOAT32, KINDS, Kind, name_of, skip_unless_here
 
-STEPS = ((4.0848, -6.8946, 2.927), (3.9505, -6.3029, 2.6377), (0.0, -1.5, 0.5))
+STEPS = ((4.0848, -6.8946, 2.927), (-3.9505, 6.3029, -2.6377), (0.0, -1.5, 0.5))
 COEFFICIENTS = [number for step in STEPS for number in step]
 # (b, m, n): parts of a block, whole ones, more than one go along n, more columns than are packed at once.
 SHAPES = (5, 17, 33), (3, 64, 96), (4, 33, 700), (7, 96, 64), (2, 40, 9000), (1, 5, 1)
@@ -175,7 +175,8 @@ def test_without_steps_or_matrices_nothing_happens(native, way):
     overwrite(native, X, way, 1, True, [])
     assert torch.equal(X, before)
     overwrite(native, X[:0], way, 0, True)
-    overwrite(native, torch.empty(3, 8, 0, dtype=way.kind.dtype), way, 1, True)
+    for rows, cols in (8, 0), (0, 8):
+        overwrite(native, torch.empty(3, rows, cols, dtype=way.kind.dtype), way, 1, True)
 
 
 @pytest.mark.parametrize("method", ["standard", "gram_float32"])
