@@ -198,10 +198,15 @@ def test_each_wait_is_needed(omitted, sections):
         (lambda o: o.update(B=o["B"][:, :, :8]), r"B must be \(2, 24, 16\)"),
         (lambda o: o.update(B=o["B"].bfloat16()), "B must be Half like A"),
         (lambda o: o.update(C=o["C"][:, :8]), r"C must be \(2, 16, 16\)"),
+        (lambda o: o.update(D=torch.zeros(2, 16, 24).half()), r"D must be \(2, 16, 16\)"),
         (lambda o: o.update(D=o["C"]), "must not share memory"),
+        (lambda o: o.update(A=(M := torch.full((2, 16, 24), 7.0).half()), C=M[:, :, :16]), "must not share memory"),
+        (lambda o: o.update(B=(M := torch.full((2, 24, 16), 7.0).half()), C=M[:, :16]), "must not share memory"),
         (lambda o: o.update(A=torch.zeros(2, 16, 28).half()[:, :, :24]), "A must have a stride of 1"),
         (lambda o: o.update(A=torch.zeros(2 * 16 * 24 + 1).half()[1:].view(2, 16, 24)), "modulo 16"),
         (lambda o: o.update(A=o["A"][:1].expand(2, 16, 24)), "multiples of 16 bytes"),
+        (lambda o: o.update(A=o["A"][:, :1].expand(2, 16, 24)), "multiples of 16 bytes"),
+        (lambda o: o.update(A=torch.zeros(800).half().as_strided((2, 16, 24), (388, 24, 1))), "multiples of 16 bytes"),
         (
             lambda o: o.update(A=torch.ones(2, 24, 16).half().mT, B=torch.ones(2, 16, 24).half().mT),
             "runs along m needs B",
@@ -223,6 +228,29 @@ def test_sections_that_cannot_be_raise(sections):
     A = torch.ones(1, 16, 64).half()
     with pytest.raises(RuntimeError, match=f"sections must be 1 to 8, got {sections}"):
         hopper_model.product(A, A.mT, sections=sections)
+
+
+# The largest that are counted in 31 bits: k, squares along a side, squares of all matrices, the same with sections.
+@pytest.mark.parametrize(
+    "size, step, sections",
+    [
+        ((1, 8, 2**31 - 1), (0, 0, 1), 1),
+        ((1, SQUARE * 46340, 8), (0, 8, 0), 1),
+        (((2**31 - 1) // 3, 2 * SQUARE, 8), (1, 0, 0), 1),
+        (((2**31 - 1) // (3 + 8 * AT_ONCE), 2 * SQUARE, 8), (1, 0, 0), 8),
+    ],
+)
+def test_what_31_bits_cannot_count_is_refused(size, step, sections):
+    for shape, message in (size, "B must be"), ((a + b for a, b in zip(size, step)), r"k < 2\^31|fewer than 2\^31"):
+        one = torch.ones(1, 1, 1).half()
+        with pytest.raises(RuntimeError, match=message):
+            torch.ops.hopper_model.product(one, one.expand(*shape), one, None, *Scalars(), sections, *Way())
+
+
+def test_one_matrix_may_have_any_stride_to_the_next():
+    A, room = integers(1, 16, 24, dtype=torch.float16), torch.zeros(400).half()
+    apart = room.as_strided(A.shape, (5, 24, 1)).copy_(A)
+    assert torch.equal(hopper_model.product(apart, apart.mT), hopper_model.product(A, A.mT))
 
 
 def test_nothing_to_do_is_done():
