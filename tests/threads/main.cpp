@@ -1,6 +1,7 @@
 // Prints, for each of several calls in which one of two threads throws, whether both took part, whether the caller got
 // the exception, and whether the other thread had done its work by then. Compiled with the library's threads, it stands
-// in for the functions of torch that they call. Last, whether a call beside another one returns before that one does.
+// in for the functions of torch that they call. Then whether a call beside another one returns before that one does.
+// Last, of calls for several threads, whether so many took part and no more, and whether each had a number of its own.
 #include "../../optimizer_cpu/threads.cpp"
 
 #include <cstdio>
@@ -66,5 +67,15 @@ int main() {
     in_time[thread] = returned == 1;
   });
   other.join();
-  std::printf("%d%d", in_time[0], in_time[1]);
+  std::printf("%d%d ", in_time[0], in_time[1]);
+  for (const int64_t threads : {4, 3}) {
+    std::atomic<int> together{0}, numbers{0};
+    with_others(threads, [&](int64_t thread) {
+      numbers |= 1 << thread;
+      ++together;
+      wait_for([&] { return together == threads; });
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // in which nobody else comes
+    });
+    std::printf("%d%d ", together == threads, numbers == (1 << threads) - 1);
+  }
 }
