@@ -203,6 +203,16 @@ def arguments(**changes) -> dict:
     return {**same, "packed": torch.ones(2, 3, 100), "beta": BETA, "nesterov": True, **changes}
 
 
+@pytest.mark.parametrize("closed", [0, 1])
+def test_each_matrix_has_a_gate_of_its_own(pack_, closed):
+    given = arguments()
+    before = [(codes.clone(), scale.clone()) for codes, scale in zip(given["momentum"], given["momentum_scale"])]
+    pack_(**given, active=torch.arange(2) != closed)
+    for i, (codes, scale) in enumerate(before):
+        kept = torch.equal(given["momentum"][i], codes), torch.equal(given["momentum_scale"][i], scale)
+        assert kept == (i == closed,) * 2 and given["packed"][i].any() == (i != closed)
+
+
 # Made in the test, where the default device is that of the test.
 BAD = {
     "one per matrix": lambda: {"momentum_scale": [torch.ones(3, 2)]},
