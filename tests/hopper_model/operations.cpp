@@ -37,6 +37,13 @@ void sections(const Tensor& sections, int64_t count, int64_t m, int64_t k, int64
   }
 }
 
+// The row of each index of a walk through a lower triangle, both int32.
+void triangle_rows(const Tensor& rows, const Tensor& indices) {
+  const int32_t* const from = static_cast<const int32_t*>(indices.const_data_ptr());
+  std::transform(from, from + indices.numel(), static_cast<int32_t*>(rows.mutable_data_ptr()),
+                 [](int32_t index) { return optimizer::hopper::triangle_row(index); });
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY(hopper_model, operations) {
@@ -44,9 +51,11 @@ STABLE_TORCH_LIBRARY(hopper_model, operations) {
       "product(Tensor(a!) C, Tensor A, Tensor B, Tensor? D, float alpha, float beta, float diagonal, int sections, "
       "int clusters, int together, int seed, int omitted, int piece) -> ()");
   operations.def("sections(Tensor(a!) sections, int count, int m, int k, int into) -> ()");
+  operations.def("triangle_rows(Tensor(a!) rows, Tensor indices) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hopper_model, CPU, operations) {
   operations.impl("product", TORCH_BOX(&product));
   operations.impl("sections", TORCH_BOX(&sections));
+  operations.impl("triangle_rows", TORCH_BOX(&triangle_rows));
 }

@@ -100,6 +100,17 @@ def modelled_kernel(repository: Path, built_once: Callable[..., Path]) -> Module
 
 
 @pytest.fixture(scope="session")
+def hopper_operations(repository: Path, built_once: Callable[..., Path]) -> None:
+    """The operations of tests/hopper_model."""
+    from tests.support import hopper_model  # imported here, as it builds
+
+    def build_hopper_model(folder: Path) -> Path:
+        return hopper_model.build(repository, folder)
+
+    torch.ops.load_library(str(built_once(build_hopper_model)))
+
+
+@pytest.fixture(scope="session")
 def kernel(request: pytest.FixtureRequest, shipped_kernel: ModuleType) -> ModuleType:
     """The package, its operations run by what `on_every_place` names."""
     is_shipped = getattr(request, "param", SHIPPED) == SHIPPED

@@ -52,14 +52,14 @@ class Scalars(NamedTuple):
 PLAIN, USUAL = Scalars(), Way()
 
 
-def build(repository: Path, folder: Path) -> None:
-    """Compile the model and load it."""
+def build(repository: Path, folder: Path) -> Path:
+    """Compile the model; return the library, whose operations these functions call once it is loaded."""
     folders = [f"-I{TORCH / 'include'}", f"-I{TORCH / 'include/torch/csrc/api/include'}"]
     libraries = [f"-L{TORCH / 'lib'}", f"-Wl,-rpath,{TORCH / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
     options = ["-std=c++20", "-O2", "-march=native", "-fPIC", "-shared", STABLE_ABI, *folders]
     library = folder / "hopper_model.so"
     run(["g++", *options, *(repository / MODEL / name for name in SOURCES), "-o", library, *libraries])
-    torch.ops.load_library(str(library))
+    return library
 
 
 def sections(count: int, m: int, k: int, into: int) -> Tensor:
@@ -74,6 +74,13 @@ def sections(count: int, m: int, k: int, into: int) -> Tensor:
     found = torch.full((count * 8 * side * (side + 1) // 2, 8), -1, dtype=torch.int32)
     torch.ops.hopper_model.sections(found, count, m, k, into)
     return found[found[:, 0] >= 0]
+
+
+def triangle_rows(indices: Tensor) -> Tensor:
+    """Return the row of each index of a walk through a lower triangle row by row, int32."""
+    rows = torch.empty_like(indices, dtype=torch.int32)
+    torch.ops.hopper_model.triangle_rows(rows, indices.int())
+    return rows
 
 
 def product(
