@@ -204,6 +204,14 @@ def test_parts_of_one_buffer_that_share_no_element_are_accepted(native):
     native.descend_([rows[:6], rows[6:], rows[:0]], ones(60), lr, decay, lr, offsets=[0, 30, 60])
 
 
+def test_a_dimension_of_one_may_have_any_stride(native):
+    """Even 0, by which several elements would overlap."""
+    column, twin = ones(6).as_strided((3, 1), (2, 0)), ones(3, 1)
+    for momentum in column, twin:
+        native.momentum_pack_([momentum], [2 * ones(3, 1)], ones(1, 3, 1), 0.9, True)
+    assert torch.equal(column, twin) and not torch.equal(twin, ones(3, 1))
+
+
 OPTIONS = {
     "batch": {},
     "norms": {"norms": NORMS},
