@@ -154,10 +154,10 @@ def test_gradients_are_untouched(pack_):
     assert all(torch.equal(g, b) for g, b in zip(gradient, before))
 
 
-@pytest.mark.parametrize("scale", [torch.tensor(1024.0), scalar(1024)], ids=["float32", "float64"])
+@pytest.mark.parametrize("scale", [torch.tensor(1024.0), scalar(1024), scalar(1)], ids=["float32", "float64", "one"])
 def test_gradients_are_unscaled_and_negated_to_maximize(pack_, scale):
     gradient, results = random(SHAPE, torch.float32, 1), []
-    for given, options in (gradient, {"maximize": True, "grad_scale": scale}), (-gradient / 1024, {}):
+    for given, options in (gradient, {"maximize": True, "grad_scale": scale}), (-gradient / scale.item(), {}):
         momentum, packed = random(SHAPE, torch.float32, 0), torch.zeros(1, *SHAPE)
         pack_([momentum], [given], packed, 0.9, True, **options)
         results.append((momentum, packed))
