@@ -174,8 +174,7 @@ def test_where_operands_only_commute_both_halves_are_one():
     assert torch.equal(C, full.tril() + full.tril(-1).mT)
 
 
-@pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
-@pytest.mark.parametrize("size, sections", [((272, 208), 1), ((40, 208), 3)])
+@pytest.mark.parametrize("dtype, size, sections", [(torch.float16, (272, 208), 1), (torch.bfloat16, (40, 208), 3)])
 def test_it_passes_the_proof_that_a_gpu_asks_of_it(dtype, size, sections):
     def compute(A, B, D, scalars):
         return hopper_model.product(A, B, D, scalars, sections=sections)
