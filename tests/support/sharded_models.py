@@ -43,7 +43,8 @@ class Case(NamedTuple):
 
     specs: tuple[Spec, ...]
     settings: Mapping[str, Any] = {}
-    steps: int = 12  # the fewest in which gradients that are missing "here and there" follow each other in every way
+    # The fewest in which gradients that are missing "here and there" follow each other in every way; else six.
+    steps: int = 12
     seed: int = 0
     dtype: torch.dtype = torch.float32
     missing: str = "nowhere"
