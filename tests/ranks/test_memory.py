@@ -5,6 +5,7 @@ Others may use memory again that a step has let go.
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from tests.support.allocations import Allocations
 from tests.support.backends import on_every_backend
 from tests.support.inside import chunks_of, plan_of
+from tests.support.pairwise import in_turn
 from tests.support.pieces import put_together
 from tests.support.rank_pool import device_of_ranks
 from tests.support.sharded_models import (
@@ -38,6 +40,7 @@ SHAPES = ((96, 160), (160, 96), (120, 120), (64, 200)) * 3
 SMALL = 64 * len(SHAPES)
 # A thread of gloo may hold a message for a moment after it has come, which only adds: the least of all steps counts.
 STEPS = 5
+CUT = "rows", "hsdp", "rows and columns"
 
 
 def case_on(name: str, **settings) -> Case:
@@ -136,11 +139,10 @@ def surely_together(kernel, chunks: list[Held], in_flight: int) -> int:
     return max(totals)
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 80_000, None])
-@pytest.mark.parametrize("in_flight", [1, 2])
-@pytest.mark.parametrize("name", ["rows", "hsdp", "rows and columns"])
-def test_step_holds_the_chunks_under_way_and_one_batch(pools, name, in_flight, chunk_bytes):
+@pytest.mark.parametrize("pair, in_flight", in_turn(itertools.product(CUT, [1, 80_000, None]), [1, 2]))
+def test_step_holds_the_chunks_under_way_and_one_batch(pools, pair, in_flight):
     """Where all ranks have all gradients; one without holds zeros in their place, and copies of its momentum."""
+    name, chunk_bytes = pair
     case = case_on(name, ns_dtype="float32", chunk_bytes=chunk_bytes, chunks_in_flight=in_flight)
     for peak, most, least in pools(4).run(counted_step, case):
         assert least <= peak <= most + SMALL
