@@ -44,11 +44,11 @@ def test_matrices_have_the_bits_of_one_process(kernel, pools, name, missing):
     assert_as_alone(kernel, pools, case)
 
 
-@pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_the_fallback_has_the_bits_of_one_process(kernel, pools, layout, fallback):
+@pytest.mark.parametrize("name, fallback", in_turn(LAYOUTS, ["adamw", "nadamw"]))
+def test_the_fallback_has_the_bits_of_one_process(kernel, pools, name, fallback):
     """Shapes leave parts that fill no vector of torch's kernel."""
-    specs = tuple(Spec(f"embeddings.{i}.weight", shape, layout) for i, shape in enumerate([(41, 9), (3, 70), (7, 5)]))
+    shapes = (41, 9), (3, 70), (7, 5)
+    specs = tuple(Spec(f"embeddings.{i}.weight", shape, LAYOUTS[name]) for i, shape in enumerate(shapes))
     settings = {**SETTINGS, "fallback": fallback}
     assert_as_alone(kernel, pools, Case(specs, settings, steps=6, dtype=torch.bfloat16, missing="everywhere"))
 
