@@ -26,7 +26,7 @@ from tests.support.sharded_models import (
 )
 from tests.support.sharded_networks import assert_same_network, network_on
 
-STEPS, LR = 12, 0.02
+STEPS, LR = 4, 0.02
 
 pytestmark = on_every_backend()
 
