@@ -70,7 +70,8 @@ def test_the_mark_of_a_constant_is_that_of_torch(kernel):
     assert vars(ours) == vars(torch.compiler.assume_constant_result(theirs)) != {}
 
 
-def test_the_sweep_has_a_row_for_each_load(variant, tmp_path):
+def test_the_sweep_has_a_row_for_each_load(variant, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep_load, "PRELOADED", sweep_load.TORCH_ALONE)  # torch._dynamo takes seconds
     file = tmp_path / "load.json"
     sweep_load.main(["--tiny", "--build", str(variant.parent), "--output", str(file)])
     results = json.loads(file.read_text())
