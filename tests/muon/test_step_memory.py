@@ -24,8 +24,13 @@ def planned_and_taken(kernel, model, way, **settings):
         return planned, allocations.peak, optimizer.explain()
 
 
-@pytest.mark.parametrize("settings", [{}, {"equalize": "rows"}, {"second_moment": "long_side"}], ids=str)
-@pytest.mark.parametrize("way", ["torch", "symmetric"])
+ALIKE = {}, {"equalize": "rows"}, {"second_moment": "long_side"}
+WAYS = [("torch", settings) for settings in ALIKE] + [("symmetric", settings) for settings in ALIKE]
+# No compiled pass takes float64, and only torch multiplies it.
+WAYS += [("torch", {"second_moment": "rows", "ns_dtype": "float64"})]
+
+
+@pytest.mark.parametrize("way, settings", WAYS, ids=str)
 @pytest.mark.parametrize("model", SAID)
 def test_a_step_takes_what_its_largest_chain_may(kernel, model, way, settings):
     """The plan counts a copy for norms, which the pass over momentum makes superfluous unless it equalizes."""
