@@ -181,7 +181,7 @@ def test_parameter_appended_to_a_group_is_explained(kernel):
         ("learning_rate", 0.1, r"has no 'learning_rate': write lr\."),
         ("weight_decy", 0.1, "has no 'weight_decy': did you mean 'weight_decay'"),
         ("use_moun", True, "has no 'use_moun': did you mean 'use_muon'"),
-        ("is_muon", True, "has no 'is_muon': did you mean 'use_muon'"),
+        ("is_muon", True, r"has no 'is_muon': write use_muon in the group, or is_muon in Muon\(...\)\."),
         ("adamw_beta", (0.9, 0.95), "did you mean 'adamw_betas'"),
         ("lr_muon", 0.1, r"has no 'lr_muon': write lr\."),
         ("rank", 4, "has no 'rank': it has .*weight_decay"),  # resembles reason
@@ -236,6 +236,7 @@ def test_keys_that_others_write_and_ones_own_stay(kernel):
         ("nesterow", "did you mean 'nesterov'"),
         ("wd", "weight_decay"),
         ("release_grads", r"write it in Muon\(...\)"),
+        ("is_muon", "write use_muon in the group"),
     ],
 )
 def test_a_misspelt_key_that_comes_into_a_live_group_is_warned_of_once(kernel, key, words):

@@ -219,6 +219,26 @@ def test_unknown_copies_keep_their_default(fresh_pool):
         assert "measured by rank 0" in known[0]
 
 
+def shards_beside_a_plain_matrix(kernel):
+    """Return the warnings of a warm-up, its stages, and the kernels."""
+    with measuring(kernel, "SINGLE"), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        _, (shard,) = fsdp(kernel, SIZE)
+        named = [("shard.weight", shard), ("plain.weight", nn.Parameter(torch.ones(8, 16)))]
+        optimizer, stages = kernel.Muon(named, ns_dtype=torch.bfloat16), []
+        optimizer.warmup(lambda *stage: stages.append(stage))
+        return [str(warning.message) for warning in told], stages, kernels(optimizer)
+
+
+def test_only_those_whose_copies_are_unknown_are_left_out(fresh_pool):
+    for told, stages, (sharded, plain) in fresh_pool.run(shards_beside_a_plain_matrix):
+        (text,) = (line for line in told if line.startswith("warmup: "))
+        assert "measured for plain.weight: other ranks" in text
+        assert [done for done, _, _ in stages] == list(range(1, len(stages) + 1))
+        assert {total for _, total, _ in stages} == {len(stages)}
+        assert "measured by rank 0" in sharded and "by default" in plain
+
+
 def less_to_measure(kernel):
     """Nothing can be measured on rank 1, and then Triton fails there; return the errors of the warm-ups."""
     tuning, errors = kernel.step.agreement.rank_tuning, []

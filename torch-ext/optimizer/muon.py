@@ -448,7 +448,7 @@ class Muon(Optimizer):
         Replicas exist in HSDP, in tensor parallelism, and on the ranks of `ExchangeOptions.process_group`. All ranks
         must call it, for example every 100 steps. It reads every replicated tensor once and waits for the device. The
         first step, and the first one after a load, compare replicas, too. If plans differ it raises ValueError. Warns
-        if it compares nothing because no other rank is known, as under DDP without `exchange`.
+        if there are other ranks and it shares nothing with any, as far as it knows, as under DDP without `exchange`.
         """
         self._check_last_step()
         terms = self._current_plan().terms

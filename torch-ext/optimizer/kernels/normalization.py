@@ -42,8 +42,10 @@ def normalize(
         normalize_(normalized, batch, norm.reshape(-1 if norm.size(-2) == 1 else batch.shape[:2]), eps, scale)
         return normalized.view(G.shape) if new else out
     exact = torch.promote_types(torch.promote_types(G.dtype, work_dtype), torch.float32)
-    normalized = (G * multiplier(norm, eps, scale, exact)).to(work_dtype)
-    return normalized if out is None else out.copy_(normalized)
+    by = multiplier(norm, eps, scale, exact)
+    if out is None:
+        return (G * by).to(work_dtype)
+    return out.copy_(G * by) if is_transformed(G) else torch.mul(G, by, out=out)
 
 
 def frobenius_norm(X: Tensor) -> Tensor:

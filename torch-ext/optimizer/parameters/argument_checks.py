@@ -29,6 +29,7 @@ ELSEWHERE = {
     "epsilon": "eps",
     "fallback_lr": "adamw_lr",
     "hyperball": "experimental_hyperball=True",
+    "is_muon": "use_muon in the group, or is_muon in Muon(...)",
     "learning_rate": "lr",
     "lr_adamw": "adamw_lr",
     "lr_muon": "lr",

@@ -10,7 +10,6 @@ from typing import Hashable, Iterable, Optional, Sequence
 import torch
 
 from ..iteration import Iteration
-from ..kernels.native import IS_PORTABLE
 from ..kernels.normalization import has_native_passes
 from ..parameters.sequences import grouped
 from ..polar.chains import chain_key
@@ -83,16 +82,17 @@ class Batch:
     def work_bytes(self) -> int:
         """The most bytes that it takes beside `memory`: equalized directions, and what the iteration works in.
 
-        If updates are balanced by second moments and no compiled pass does that in place, a copy of the factors is
-        counted instead of that work if it is larger.
+        If rows or columns are divided and no native pass does that in place, a copy of the matrices is counted instead
+        of that work if it is larger.
         """
         (m, n), count, work = sorted(self.packed_shape), len(self.matrices), self.iteration.work_dtype.itemsize
         equalized = 0 if self.equalization.before == "none" else count * m * n * self.packed_dtype.itemsize
-        is_compiled = has_native_passes(self.device, self.iteration.work_dtype) and not IS_PORTABLE
-        balanced = 0 if self.moments_shape is None or is_compiled else count * m * n * max(4, work)
+        in_place = has_native_passes(self.device, self.iteration.work_dtype)
+        divides = self.equalization != Equalization() or self.moments_shape is not None
+        divided = count * m * n * work if divides and not in_place else 0
         counts = count, self._together
         worked_in = iteration_bytes(self.iteration, self.device, (m, n), counts, self.packed_dtype)
-        return equalized + max(worked_in, balanced)
+        return equalized + max(worked_in, divided)
 
     @property
     def _together(self) -> int:

@@ -11,7 +11,10 @@ from torch.distributed import ProcessGroup
 from ..parameters.setting_values import flag
 from .process_groups import world_size
 
-NAME_THE_GROUP = "write exchange=ExchangeOptions(process_group=torch.distributed.group.WORLD)"
+NAME_THE_RANKS = (
+    "Name those that have copies by exchange=ExchangeOptions(process_group=...): under DistributedDataParallel its "
+    "process group, and for parameters of this rank alone a group of this rank"
+)
 
 
 @dataclass(frozen=True)

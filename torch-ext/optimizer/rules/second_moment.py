@@ -37,5 +37,5 @@ def balance_(updates: Tensor, moments: Tensor, beta: float) -> None:
     roots = averages.to(norms.dtype).sqrt() + EPS
     before, after = (frobenius_norm(each.to(exact)) for each in (norms, norms / roots))
     # Zeros, whose norm is 0 before, are divided by infinity.
-    divisors = roots * (after.clamp_min(torch.finfo(exact).tiny) / before)
+    divisors = roots / before * after.clamp_min(torch.finfo(exact).tiny)
     normalize(lines, updates.dtype, 0.0, norm=divisors, out=lines)

@@ -70,7 +70,7 @@ def normalize_(out: Tensor, X: Tensor, norms: Tensor, eps: float, scale: float) 
     memory.read("norms", norms)
     memory.check()
     norms = norms.unsqueeze(-1) if norms.ndim == 2 else norms.view(-1, 1, 1)
-    out.copy_(X * multiplier(norms, eps, scale, torch.float32))
+    torch.mul(X, multiplier(norms, eps, scale, torch.float32), out=out)
 
 
 def multiplier(norm: Tensor, eps: float, scale: float, dtype: torch.dtype) -> Tensor:

@@ -13,7 +13,7 @@ from ...parameters.names import listed
 from ...parameters.sequences import grouped
 from ...parameters.settings import Group
 from ...parameters.state import KEYS, State
-from ...plan.exchange_options import NAME_THE_GROUP
+from ...plan.exchange_options import NAME_THE_RANKS
 from ...plan.layout import local_part
 from ...plan.process_groups import Ranks, all_reduce_sum_, gathered, world_size
 from ...plan.terms import RankSets, Terms
@@ -37,7 +37,7 @@ def check_copies(terms: Mapping[Ranks, Terms], groups: Sequence[Group], state: S
     if not terms and world_size() > 1:
         warn_user(
             "check_copies compares nothing: this optimizer knows of no other rank that has copies of its parameters. "
-            f"Under DistributedDataParallel {NAME_THE_GROUP}"
+            f"{NAME_THE_RANKS}"
         )
     differences = differences_of_copies(terms, groups, state, with_frozen=True)
     if differences:

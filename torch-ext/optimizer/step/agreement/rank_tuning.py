@@ -25,7 +25,7 @@ from ...kernels.speeds.measurements import (
 from ...kernels.user_warnings import warn_user
 from ...parameters.names import listed
 from ...parameters.sequences import grouped
-from ...plan.exchange_options import NAME_THE_GROUP
+from ...plan.exchange_options import NAME_THE_RANKS
 from ...plan.matrix import Matrix
 from ...plan.plan import Plan
 from ...plan.process_groups import Ranks, gathered, this_rank, world_size
@@ -105,7 +105,7 @@ def _warn_of_unknown_copies(names: str) -> str:
         f"nothing is proven or measured for {names}: other ranks may have copies, which must be multiplied alike, and "
         "this optimizer does not know which ranks"
     )
-    warn_user(f"warmup: {text}. Under DistributedDataParallel {NAME_THE_GROUP}")
+    warn_user(f"warmup: {text}. {NAME_THE_RANKS}")
     return text
 
 
