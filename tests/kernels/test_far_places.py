@@ -13,8 +13,7 @@ from tests.kernels.conftest import Gpu, Interpreter
 from tests.support.operation_places import MODELLED, SHIPPED, on_every_place, place_of
 
 FAR = 2**31
-# Shape and strides in elements of matrices whose last element lies past FAR elements, along each dimension in turn. A
-# batch of single rows takes code of its own.
+# Shape and strides in elements of matrices whose last element lies past FAR elements, along each dimension in turn.
 LAYOUTS = {
     "batch": ((2, 5, 7), (FAR, 7, 1)),
     "batch of rows": ((2, 1, 7), (FAR, 7, 1)),
@@ -56,7 +55,11 @@ def test_matrices_may_be_far_apart(native, room, layout):
         native.normalize_(gradient, packed, norms[1], 1e-7, 4.0)
         native.descend_([*momentum], gradient, *numbers(), norms=norms[2])
         native.descend_([*momentum], packed, *numbers(), seeds=seeds, norms=norms[3])
-        found.append((momentum, gradient, packed, norms))
+        of_rows, quotients = torch.zeros(shape[:2], dtype=torch.float64), torch.zeros(shape)
+        native.frobenius_norm_(of_rows, packed)
+        native.normalize_(quotients, packed, of_rows, 1e-7, 4.0)
+        native.normalize_(packed, packed, of_rows, 1e-7, 4.0)
+        found.append((momentum, gradient, packed, norms, of_rows, quotients))
     assert all(map(torch.equal, *found))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -153,10 +154,13 @@ X = torch.ones(2, 3, 4)
 NORMS = torch.ones(2, dtype=torch.float64)
 OVERLAPPING = torch.ones(25)[:-1].view(2, 3, 4)
 SQUARES = torch.ones(2, 4, 4)
+HALVES = torch.ones(2, 3, 4, dtype=torch.bfloat16)
 SHARED = (memory := torch.ones(2, 3, 4)), memory.view(torch.float64).flatten()[2:4]
 BAD = {
     "X must be float32, float16 or bfloat16": (X.clone(), X.double(), NORMS, EPS),
     "X must be .batch": (X.clone(), X[0], NORMS, EPS),
+    r"X must be .batch, rows, cols., got \(2, 3, 4, 1\)": (X.clone(), X[..., None], NORMS, EPS),
+    r"out must be .batch, rows, cols., got \(2, 3, 4, 1\)": (X[..., None].clone(), X, NORMS, EPS),
     r"out must have the shape \(2, 3, 4\)": (torch.ones(2, 4, 3), X, NORMS, EPS),
     r"out must have the shape \(2, 3, 4\) of X, got \(3": (torch.ones(3, 3, 4), X, NORMS, EPS),
     r"out must have the shape \(2, 3, 4\) of X, got \(2, 3, 5\)": (torch.ones(2, 3, 5), X, NORMS, EPS),
@@ -165,7 +169,10 @@ BAD = {
     r"norms must be \(2\), contiguous, got \(3\)": (X.clone(), X, torch.ones(3, dtype=torch.float64), EPS),
     r"norms must be \(2\), contiguous, got \(2\)": (X.clone(), X, torch.ones(4, dtype=torch.float64)[::2], EPS),
     "eps must be at least 0": (X.clone(), X, NORMS, -1.0),
+    "eps must be at least 0, got nan": (X.clone(), X, NORMS, math.nan),
     r"norms of rows must be \(2, 3\), contiguous, got \(2, 4\)": (X.clone(), X, torch.ones(2, 4).double(), EPS),
+    r"norms of rows must be \(2, 3\), contiguous, got \(3, 3\)": (X.clone(), X, torch.ones(3, 3).double(), EPS),
+    r"norms must be \(2\), contiguous, got \(2, 1, 1\)": (X.clone(), X, torch.ones(2, 1, 1).double(), EPS),
     r"norms of rows must be \(2, 3\), contiguous, got \(2, 3\)": (X.clone(), X, torch.ones(3, 2).double().mT, EPS),
     "norms must be float64 on": (X.clone(), X, torch.ones(2, 3), EPS),
     "out and X must not share memory": (
@@ -175,6 +182,7 @@ BAD = {
         EPS,
     ),
     "out and X must not share memory: ": (SQUARES, SQUARES.mT, NORMS, EPS),
+    "out and X must not share memory: out is written": (HALVES, HALVES.view(torch.float16), NORMS, EPS),
     "out and norms must not share memory": (SHARED[0], X, SHARED[1], EPS),
 }
 
