@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.test_native_ops import FLOATS, LAYOUTS, MODES, SHAPE, descend, names, random
+from tests.kernels.test_native_ops import ALIGNED, FLOATS, LAYOUTS, MODES, SHAPE, descend, names, random
 from tests.kernels.test_packed_norms import PACKED, SHAPES
 from tests.support.operation_places import on_every_place
 
@@ -74,6 +74,14 @@ def test_each_of_many_updates_has_its_norm_even_if_its_parameter_stays(native):
         assert torch.equal(assert_norms(native, parameter, update, **options), norms)
     alone = [assert_norms(native, [p], u[None]) for p, u in zip(parameter[:5], update)]
     assert torch.equal(torch.cat(alone), norms[:5])
+
+
+def test_what_stays_does_so_in_any_layout(native):
+    values, closed = [random(ALIGNED, torch.float32, seed) for seed in (0, 1)], torch.zeros(1, dtype=torch.bool)
+    for layouts in itertools.product(LAYOUTS.values(), repeat=2):
+        parameter, update = (layout(x) for layout, x in zip(layouts, values))
+        assert_norms(native, [parameter], update[None], active=closed)
+        assert torch.equal(parameter, values[0])
 
 
 def test_a_nan_stays_in_its_matrix(native):

@@ -87,6 +87,14 @@ def test_gradients_that_overflowed_give_zero(assert_norms):
     assert (assert_norms(momentum, gradient, torch.zeros(2, *SHAPE), found_inf=found_inf) == 0).all()
 
 
+def test_what_is_inactive_stays_and_packs_zeros_in_any_layout(assert_norms):
+    values, closed = [random(ALIGNED, torch.float32, seed) for seed in range(3)], torch.zeros(1, dtype=torch.bool)
+    for layouts in alike_and_pairwise([*LAYOUTS.values()], 3):
+        momentum, gradient, packed = (layout(x) for layout, x in zip(layouts, values))
+        assert assert_norms([momentum], [gradient], packed[None], active=closed) == 0
+        assert torch.equal(momentum, values[0]) and (packed == 0).all()
+
+
 def test_a_nan_stays_in_its_matrix(native):
     momentum, gradient = (list(random((3, *SHAPE), torch.float32, seed)) for seed in (0, 1))
     gradient[1][129, 69] = torch.nan
