@@ -122,6 +122,14 @@ def test_blocks_of_many_tiles_move(move_blocks_, new_block, size, lie, to_buffer
             assert same_bits(moved(move_blocks_, matrices, buffer, table(blocks), to_buffer), expected)
 
 
+@DIRECTIONS
+def test_a_single_row_longer_than_a_tile_moves(move_blocks_, new_block, to_buffer):
+    matrices, buffer = noise((1, 1, 5000), torch.bfloat16, 0), noise((5000,), torch.bfloat16, 1)
+    blocks = [new_block(1, 0, 0, 3, 1, 4990, 5, 4990, 4990)]
+    expected = moved(oracles.move_blocks, matrices, buffer, blocks, to_buffer)
+    assert same_bits(moved(move_blocks_, matrices, buffer, table(blocks), to_buffer), expected)
+
+
 @pytest.mark.kernels_ci
 @DIRECTIONS
 def test_a_message_that_starts_inside_of_its_memory_moves(move_blocks_, new_block, to_buffer):

@@ -44,6 +44,11 @@ BAD_PACKS = {
     "gradient.1. must have the shape .3, 4. .* got .3, 5.": {"gradient": matrices((3, 4), (3, 5))},
     "gradient.0. must have the shape .3, 4. .* got .2, 4.": {"gradient": matrices((2, 4), (3, 4))},
     "have one dtype": {"gradient": [ones(3, 4), ones(3, 4, dtype=torch.float16)]},
+    "one dtype, got Float and Double at 2": {
+        "momentum": [*matrices((3, 4), (3, 4)), ones(3, 4, dtype=torch.float64)],
+        "gradient": matrices((3, 4), (3, 4), (3, 4)),
+        "packed": ones(3, 3, 4),
+    },
     "float32, float64": {"momentum": matrices((3, 4), (3, 4), dtype=torch.int32)},
     "beta must be from 0 to 1, got 1.5": {"beta": 1.5},
     "beta must be from 0 to 1, got -0.5": {"beta": -0.5},
