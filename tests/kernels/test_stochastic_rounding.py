@@ -29,13 +29,14 @@ def below(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 @pytest.mark.parametrize("work", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("size", [1.0, 1.99, 3e-5, 2e-7, 60000.0], ids=str)
+@pytest.mark.parametrize("size", [1.0, 1.99, 3e-5, 2e-7, 1e-40, 60000.0], ids=str)
 @pytest.mark.parametrize("sign", [1, -1], ids=["+", "-"])
 @pytest.mark.many_blocks
 def test_rounding_is_unbiased_and_lands_on_neighbours(descend_, dtype, work, size, sign):
     """A mean of n draws from two values has variance p (1 - p) / n.
 
-    Below 6e-5 float16 is subnormal; there 13 random bits resolve probabilities to 2^-13 of the spacing.
+    Below 6e-5 float16 is subnormal; there 13 random bits resolve probabilities to 2^-13 of the spacing. Below 1e-38
+    bfloat16 is, too.
     """
     lower = torch.tensor(size).to(dtype)
     spacing = (lower.nextafter(torch.tensor(torch.inf, dtype=dtype)) - lower).double()
