@@ -79,8 +79,9 @@ inline bool ends_within(const Block& b, int64_t size) {
   return true;
 }
 
+// Of numbers that are not negative.
 inline bool is_within(int64_t first, int64_t length, int64_t size) {
-  return first <= size && length <= size - first;
+  return length <= size - first;
 }
 
 inline bool is_empty(const Block& b) {

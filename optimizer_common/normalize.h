@@ -15,9 +15,9 @@ struct Batch {
   ScalarType dtypes[2];
   Matrix<2> first;
   int64_t steps[2];  // bytes from a matrix to the next one
-  int64_t count;     // 0 where the matrices are empty
+  int64_t count;
 
-  OPTIMIZER_INLINE int64_t tiles() const { return count == 0 ? 0 : count * first.tiles; }
+  OPTIMIZER_INLINE int64_t tiles() const { return count * first.tiles; }
 
   // The matrix that holds a tile.
   OPTIMIZER_INLINE Matrix<2> matrix_of_tile(int64_t tile) const {
@@ -118,7 +118,7 @@ inline Batch batch_of(const Tensor& out, const Tensor& X, bool written) {
   return {{out.scalar_type(), X.scalar_type()},
           {X.size(1), X.size(2), {view(out, written), view(X, false)}},
           {step(out), step(X)},
-          X.numel() == 0 ? 0 : X.size(0)};
+          X.size(0)};
 }
 
 inline FrobeniusNorm check_frobenius_norm(const Tensor& norms, const Tensor& X) {
