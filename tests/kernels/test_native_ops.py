@@ -254,4 +254,5 @@ def test_empty_lists_and_matrices_are_fine(pack_, descend_, count):
     empty, buffer = [torch.zeros(0, 4) for _ in range(count)], torch.zeros(count, 0, 4)
     pack_(empty, [e.clone() for e in empty], buffer, 0.9, True, active=torch.ones(count, dtype=torch.bool))
     descend(descend_, empty, buffer, row_scale=torch.zeros(0))
-    descend(descend_, [e.bfloat16() for e in empty], buffer, seeds=torch.arange(count))  # no list has no dtype
+    # Seeds are for half precision, and an empty list has no dtype.
+    descend(descend_, [e.bfloat16() for e in empty], buffer, seeds=torch.arange(count))

@@ -37,6 +37,17 @@ def test_the_iteration_is_in_float32_and_said_to_be(portable_kernel, kind):
 
 
 @pytest.mark.parametrize("has_float64", [False, True])
+def test_lines_whose_squares_float32_cannot_hold_become_zeros(portable_kernel, has_float64):
+    """Their second moments are infinite. Lines of another matrix, which are alike, keep what they have."""
+    with narrow_device(portable_kernel, "xpu", has_float64=has_float64) as narrow:
+        updates = torch.ones(2, 6, 8).mul_(torch.tensor([1e20, 1.0]).view(2, 1, 1)).to(narrow.device)
+        portable_kernel.rules.second_moment.balance_(updates, torch.zeros(2, 6, 1).to(narrow.device), 0.95)
+        large, other = updates.cpu()
+    assert not large.any()
+    torch.testing.assert_close(other, torch.ones(6, 8), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("has_float64", [False, True])
 def test_norms_of_updates_take_one_operation_a_batch(portable_kernel, monkeypatch, has_float64):
     """Torch's functions would write them in the descent in dozens of launches, with or without float64."""
     step, counts = portable_kernel.step.finish, []

@@ -74,8 +74,7 @@ def test_every_layout_gives_the_bits_of_one_process(kernel, pools, number):
 @pytest.mark.parametrize("name, work", in_turn(LAYOUTS, WORK))
 def test_kept_norms_give_the_bits_of_one_process(kernel, pools, name, work):
     settings = {"experimental_hyperball": True, "second_moment": "rows", "ns_dtype": work, "chunk_bytes": 1000}
-    case = Case(model(LAYOUTS[name], seed=3), settings, steps=6, seed=3, missing="here and there")
-    assert_as_alone(kernel, pools, case)
+    assert_as_alone(kernel, pools, Case(model(LAYOUTS[name], seed=3), settings, seed=3, missing="here and there"))
 
 
 @on_every_backend()

@@ -43,7 +43,7 @@ class Case(NamedTuple):
 
     specs: tuple[Spec, ...]
     settings: Mapping[str, Any] = {}
-    # The fewest in which gradients that are missing "here and there" follow each other in every way. Others take six.
+    # The fewest in which gradients that are missing "here and there" follow each other in every way.
     steps: int = 12
     seed: int = 0
     dtype: torch.dtype = torch.float32
