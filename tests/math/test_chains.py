@@ -29,7 +29,7 @@ def not_in_place(products):
         assert out is None or not torch._C._is_alias_of(out, X)
         return products.affine(B, X, a, out)
 
-    return products._replace(affine=affine)
+    return products._replace(affine=affine, in_place=False)
 
 
 @pytest.fixture

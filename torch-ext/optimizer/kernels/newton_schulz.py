@@ -11,27 +11,41 @@ from ..schedules import Schedule
 from .product_table import Products
 
 
+def places_in_turn(out: Optional[Tensor], steps: int, products: Products) -> list[Optional[Tensor]]:
+    """Return where to write wide X (..., m, n), and what each of `steps` products makes of it; the last is `out`.
+
+    None stands for new memory. Without an `out` all of it is new: autograd, torch.func and torch.compile need that.
+    Batched products write to `out` and to one more tensor in turn. Others get `out` at the end only: it may begin
+    inside a cache line, and torch's products of a single matrix must not read from there.
+    """
+    if out is None or products.in_place:
+        return [out] * (steps + 1)
+    if not products.batched:
+        return [None] * steps + [out]
+    both = out, torch.empty_like(out)
+    return [both[(steps - step) % 2] for step in range(steps + 1)]
+
+
 def newton_schulz(
     X: Tensor,
     schedule: Schedule,
     products: Products,
-    out: Optional[Tensor] = None,
+    places: Optional[Sequence[Optional[Tensor]]] = None,
     squares: Optional[Sequence[Tensor]] = None,
 ) -> Tensor:
     """Return p(X) for wide X (..., m, n) of spectral norm at most 1: every step is a X + b (X Xᵀ) X + c (X Xᵀ)² X.
 
-    The result is written to `out` if that is given; if `products` work in place, X is overwritten. `squares`, two
+    Each step writes to its place (`places_in_turn`). If `products` work in place, X is overwritten. `squares`, two
     tensors (..., m, m), is memory for the two m x m matrices of a step, if it is given.
     """
     if products.newton_schulz is not None:
-        X = products.newton_schulz(X, schedule, squares)
-        return X if out is None or out is X else out.copy_(X)
+        return products.newton_schulz(X, schedule, squares)
     first, second = squares or (None, None)
-    for step, (a, b, c) in enumerate(schedule, 1):
+    for (a, b, c), place in zip(schedule, places or [None] * len(schedule)):
         A = products.gram(X, first)  # X Xᵀ
         diagonal = a if products.a_on_diagonal else 0.0
         B = products.gram_affine(A, b, c, diagonal, second)  # b A + c A², and a I where that replaces a X
-        X = products.affine(B, X, a - diagonal, out if step == len(schedule) else None)  # a X + B X
+        X = products.affine(B, X, a - diagonal, place)  # a X + B X
     return X
 
 
@@ -40,22 +54,21 @@ def gram_newton_schulz(
     windows: Sequence[Schedule],
     products: Products,
     chain_dtype: torch.dtype,
-    out: Optional[Tensor] = None,
+    places: Optional[Sequence[Optional[Tensor]]] = None,
     squares: Optional[Sequence[Tensor]] = None,
 ) -> Tensor:
     """Return what `newton_schulz` returns, computed from R = X Xᵀ (..., m, m) in `chain_dtype` within each window.
 
     A step h(R) = a I + b R + c R² turns X into h(R) X, and R into h(R) R h(R). X itself is multiplied only at the end
     of a window, by the product Q of the window's steps. All of these are polynomials of one R, so they commute.
-    `squares`, four tensors (..., m, m), is memory for `products.gram_newton_schulz`, if it is given and they have that.
+    Each window writes to its place (`places_in_turn`). `squares`, four tensors (..., m, m), is memory for
+    `products.gram_newton_schulz`, if it is given and they have that.
     Source: Dao-AILab, Gram Newton-Schulz, https://github.com/Dao-AILab/gram-newton-schulz.
     """
     if products.gram_newton_schulz is not None:
-        X = products.gram_newton_schulz(X, windows, squares)
-        return X if out is None or out is X else out.copy_(X)
-    for end, window in enumerate(windows, 1):
+        return products.gram_newton_schulz(X, windows, squares)
+    for window, place in zip(windows, places or [None] * len(windows)):
         # No variable keeps an m x m matrix, so its memory is free as soon as the next step has read it.
-        place = out if end == len(windows) else None
         X = apply_window(
             window_product(gram_matrix(X, products, chain_dtype), window, products), X, window, products, place
         )

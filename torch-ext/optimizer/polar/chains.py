@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..iteration import Iteration
-from ..kernels.newton_schulz import apply_window, gram_matrix, window_product
+from ..kernels.newton_schulz import apply_window, gram_matrix, places_in_turn, window_product
 from ..kernels.normalization import normalize
 from ..kernels.products import Products
 from ..kernels.tracing import is_transformed
@@ -66,18 +66,16 @@ def chained_polar_factors(operands: Sequence[Operand]) -> list[Tensor]:
     batch at a time is copied to that.
     """
     first = operands[0].iteration
-    windows, outs = first.windows, [_outs(operand) for operand in operands]
+    windows, places = first.windows, [_places(operand) for operand in operands]
     Xs = [
-        normalize(
-            each.wide, first.work_dtype, each.eps, first.scale, broadcast_norms(each.norms), out[len(windows) % 2]
-        )
-        for each, out in zip(operands, outs)
+        normalize(each.wide, first.work_dtype, each.eps, first.scale, broadcast_norms(each.norms), place)
+        for each, (place, *_) in zip(operands, places)
     ]
     tables = [operand.iteration.products for operand in operands]
-    for left, window in zip(reversed(range(len(windows))), windows):
+    for end, window in enumerate(windows, 1):
         Q = _window_products(_gram_matrices(Xs, tables, first.chain_dtype), window, first).to(first.work_dtype)
-        each = zip(Q.split([len(X) for X in Xs]), Xs, tables, outs)
-        Xs = [apply_window(part, X, window, table, out[left % 2]) for part, X, table, out in each]
+        each = zip(Q.split([len(X) for X in Xs]), Xs, tables, places)
+        Xs = [apply_window(part, X, window, table, place[end]) for part, X, table, place in each]
         del Q, each  # before the next window needs as much memory
     return [X.mT if operand.is_tall else X for operand, X in zip(operands, Xs)]
 
@@ -87,15 +85,10 @@ def broadcast_norms(norms: Optional[Tensor]) -> Optional[Tensor]:
     return None if norms is None else norms.view(-1, 1, 1)
 
 
-def _outs(operand: Operand) -> tuple[Optional[Tensor], Optional[Tensor]]:
-    """Return two tensors that an operand's wide matrices are written to in turn. The factors end in the first.
-
-    Without an `out`, each product makes a new tensor: autograd, torch.func and torch.compile need that.
-    """
-    if operand.out is None:
-        return None, None
-    outs = operand.out, torch.empty_like(operand.out)
-    return tuple(out.mT for out in outs) if operand.is_tall else outs
+def _places(operand: Operand) -> list[Optional[Tensor]]:
+    """Return where an operand's wide matrices are written: normalised, and at the end of each window."""
+    out = operand.out if operand.out is None or not operand.is_tall else operand.out.mT
+    return places_in_turn(out, len(operand.iteration.windows), operand.iteration.products)
 
 
 def _gram_matrices(Xs: Sequence[Tensor], tables: Sequence[Products], chain_dtype: torch.dtype) -> Tensor:

@@ -15,7 +15,14 @@ from ..iteration import DTYPES, Iteration, check_work_dtype, choose_iteration, d
 from ..kernels.autocast import without_autocast
 from ..kernels.circumstances import Circumstances
 from ..kernels.formats import is_dtensor, shown
-from ..kernels.newton_schulz import apply_window, gram_matrix, gram_newton_schulz, newton_schulz, window_product
+from ..kernels.newton_schulz import (
+    apply_window,
+    gram_matrix,
+    gram_newton_schulz,
+    newton_schulz,
+    places_in_turn,
+    window_product,
+)
 from ..kernels.normalization import frobenius_norm, native_passes_take, normalize
 from ..kernels.products import small_polar
 from ..kernels.tracing import constant_while_traced, is_transformed
@@ -142,9 +149,9 @@ def iteration_bytes(
         other = iteration.chain_dtype != iteration.work_dtype
         squares = 2 * square + (m * m * work + m * n * iteration.chain_dtype.itemsize if other else 0)
         return count * (m * n * work + max(squares, m * n * max(4, dtype.itemsize))) + together * 5 * square
-    # Two copies and, in the Gram iteration, five squares; or a copy and what normalises it, in float32.
+    # A copy, and what normalises it, in float32 at least, or the Gram iteration's squares.
     squares = 0 if iteration.method == "standard" or iteration.squares[0] else 5
-    return together * max(2 * m * n * work + squares * square, m * n * (work + 4))
+    return together * (m * n * work + max(squares * square, m * n * max(4, dtype.itemsize)))
 
 
 def _in_batches(operand: Operand) -> Tensor:
@@ -176,12 +183,13 @@ def _polar_factor(
     if iteration.in_one_launch:
         return small_polar.small_polar(G, iteration.gram_windows, iteration.scale, eps, iteration.work_dtype, out)
     windows, products = iteration.windows, iteration.products
-    place = out if products.in_place else None  # then every step overwrites the normalised matrix
+    is_standard = iteration.method == "standard"
+    place, *places = places_in_turn(out, len(windows[0] if is_standard else windows), products)
     arguments = G, iteration.work_dtype, eps, iteration.scale, norm, place
-    # The normalised matrix is passed on, not kept in a variable, so the second step can use the first one's memory.
-    if iteration.method == "standard":
-        return newton_schulz(normalize(*arguments), windows[0], products, out, squares)
-    return gram_newton_schulz(normalize(*arguments), windows, products, iteration.chain_dtype, out, squares)
+    # The normalised matrix is passed on, not kept in a variable: without `out`, the second step can use its memory.
+    if is_standard:
+        return newton_schulz(normalize(*arguments), windows[0], products, places, squares)
+    return gram_newton_schulz(normalize(*arguments), windows, products, iteration.chain_dtype, places, squares)
 
 
 def factor_of_parts(
