@@ -1,9 +1,12 @@
 """The public surface changes only together with the changelog, and from version 1 on with the version."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
+from benchmarks.built_kernel import load_variant
 from tools.release import api
 from tools.release.changelog import UNRELEASED, named, sections
 from tools.release.surface import surface
@@ -49,6 +52,12 @@ def test_the_surface_has_every_public_name_and_argument(kernel):
     expected = ("Muon.step", "Muon(lr)", "compat.Muon(ns_steps)", "MuonFactory.__call__(args)", "ops.descend_")
     assert {*expected, 'group["lr_factor"]', 'state["second_moment"]'} <= names.keys()
     assert not [name for name in names if "0x" in names[name]]  # an address would differ from run to run
+
+
+def test_a_second_copy_in_the_process_has_the_same_surface(kernel, tmp_path):
+    """It shares the library of the first."""
+    built = Path(kernel.__file__).parent
+    assert surface(load_variant(shutil.copytree(built, tmp_path / built.name))) == surface(kernel)
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -74,7 +74,8 @@ def default_of(argument: inspect.Parameter) -> str:
 
 def operations(kernel: ModuleType) -> dict[str, str]:
     """Return the schemas of a build's operations, without the names of aliases, which torch numbers as it likes."""
-    namespace, native = kernel._ops.add_op_namespace_prefix(""), kernel.kernels.native
+    native = kernel.kernels.native
+    namespace = native.add_op_namespace_prefix("")
     every = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(namespace)]
     # A portable variant of the same commit may be loaded beside a compiled one.
     names = [name for name in every if name.startswith(f"{namespace}portable_") == native.IS_PORTABLE]
