@@ -253,6 +253,6 @@ time.sleep(float(sys.argv[1]))
 def test_only_what_ends_a_process_is_left_out(tmp_path, sleeps, kept):
     """A mark of a candidate that is being tried stays where its process ends by itself."""
     order = {"variants": "", "device": "cpu", "out": str(tmp_path), "configs": [], "tiny": False}
-    toy = Stage("toy", "toy_stage", order, time.monotonic() + 2, tmp_path / "lab.log")
+    toy = Stage("toy", "toy_stage", order, time.monotonic() + (60 if kept else 2), tmp_path / "lab.log")
     assert runner.run(toy, [sys.executable, "-c", TRIAL, str(sleeps)]) == (0 if kept else None)
     assert (tmp_path / "caches/optimizer/a.trial").exists() == kept
