@@ -6,7 +6,8 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 # It ends with its parent, however that ends.
 SPIN = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(10**5))"
@@ -24,3 +25,9 @@ def busy_cores() -> Iterator[list[int]]:
             process.kill()
         for process in processes:
             process.wait()
+
+
+def beside_busy(work: Callable, *arguments: object) -> Any:
+    """Return what `work` returns, while other processes keep every core busy."""
+    with busy_cores():
+        return work(*arguments)

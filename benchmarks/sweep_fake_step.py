@@ -1,6 +1,6 @@
 """Count what a step launches on a GPU, moves and waits for, without one: kernels, bytes, and synchronizations.
 
-    python -m benchmarks.sweep_fake_step [--models NAME ...] [--output FILE]
+    python -m benchmarks.sweep_fake_step [--build DIR] [--models NAME ...] [--output FILE]
 
 Each model has a row for torch's products, for symmetric ones by Triton, for those compiled with CUTLASS, which get
 matrices in whole rounds, and for CUDA graphs. Each replay of a graph counts as one launch, which writes its factors;
@@ -57,7 +57,7 @@ def measure(kernel, model: str, way: str) -> dict:
 
 
 def least_flop_of(kernel, parameters: Sequence[Parameter]) -> int:
-    """Return the FLOP of the cheaper methods for all matrices of a model, with symmetric products."""
+    """Return the FLOP of the cheapest methods for all matrices of a model, with symmetric products."""
     schedule, gpu = kernel.schedules.resolve_schedule("polar_express", 5), torch.device("cuda", 0)
     sizes = {shape: tuple(sorted(shape)) for shape in matrix_counts(parameters)}
     least = {shape: least_flop(kernel, gpu, torch.float16, size, schedule) for shape, size in sizes.items()}

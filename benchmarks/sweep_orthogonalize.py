@@ -5,8 +5,8 @@
         [--tiny]
 
 All contestants take turns on the same float32 matrices. A ratio is their time divided by ours in the same round, given
-as quartiles over the rounds. Ideal is the FLOP of the cheaper method with symmetric products (`work.least_flop`) at the
-rate that a large dense product of the work dtype reaches in the same rounds. Errors are those of the first matrix
+as quartiles over the rounds. Ideal is the FLOP of the cheapest method with symmetric products (`work.least_flop`) at
+the rate that a large dense product of the work dtype reaches in the same rounds. Errors are those of the first matrix
 against each contestant's own polynomial in float64: relative in the Frobenius norm, and the largest of an entry.
 Compiled means the standard iteration over torch's products under `torch.compile`. Replayed means ours as a CUDA graph,
 which is what steps run after a warm-up; a CPU has none.
@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import peers
-from benchmarks.busy import busy_cores
+from benchmarks.busy import beside_busy
 from benchmarks.exact_polynomial import errors, exact_factor
 from benchmarks.lost_gpu import blaming
 from benchmarks.orthogonalize_cases import CPU_SIZE, Case, default_cases, find_cases
@@ -116,12 +116,6 @@ def measure(case: Case, bench: Bench, deadline: Deadline, lost: Mapping[str, str
     }
 
 
-def measure_beside_busy(case: Case, bench: Bench, deadline: Deadline, lost: Mapping[str, str]) -> dict:
-    """Return the row of one case while other processes keep every core busy."""
-    with busy_cores():
-        return measure(case, bench, deadline, lost)
-
-
 def _copy(kernel: ModuleType, device: torch.device) -> dict[str, Callable[[], object]]:
     """Return what copies COPIED_BYTES / 2 inside a GPU's memory; nothing where no time is predicted."""
     if modelled_gpu(kernel, device) is None:
@@ -197,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases = find_cases(names, device) if names else default_cases(device)
     works = {case.key: partial(measure, case, bench) for case in cases}
     if options.beside_busy:
-        works |= {f"{case.key} beside busy cores": partial(measure_beside_busy, case, bench) for case in cases}
+        works |= {f"{key} beside busy cores": partial(beside_busy, work) for key, work in works.items()}
     rows = run_cases("orthogonalize", bench, options, {"schedule": SCHEDULE, "input_dtype": "float32"}, works)
     print_results(rows, "orthogonalize")
     return int(any(map(has_error, rows)))

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import peers
-from benchmarks.busy import busy_cores
+from benchmarks.busy import beside_busy
 from benchmarks.exact_polynomial import exact_factor
 from benchmarks.lost_gpu import blaming
 from benchmarks.orthogonalizers import STEPS
@@ -107,14 +107,6 @@ def measure(parameters: Sequence[Parameter], bench: Bench, deadline: Deadline, l
         "rounds": len(times[OURS]),
         "contestants": {name: outcomes.get(name, marks.get(name, UNMEASURED)) for name in NAMES},
     }
-
-
-def measure_beside_busy(
-    parameters: Sequence[Parameter], bench: Bench, deadline: Deadline, lost: Mapping[str, str]
-) -> dict:
-    """Return the row of one model while other processes keep every core busy."""
-    with busy_cores():
-        return measure(parameters, bench, deadline, lost)
 
 
 def _iterations(parameters: Sequence[Parameter], bench: Bench) -> dict:
@@ -204,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     models = {"tiny": TINY_MODEL} if options.tiny else {name: MODELS[name] for name in names}
     works = {name: partial(measure, model, bench) for name, model in models.items()}
     if options.beside_busy:
-        works |= {f"{name} beside busy cores": partial(measure_beside_busy, m, bench) for name, m in models.items()}
+        works |= {f"{name} beside busy cores": partial(beside_busy, work) for name, work in works.items()}
     rows = run_cases("step", bench, options, {"settings": SETTINGS}, works)
     print_results(rows, "step")
     return int(any(map(has_error, rows)))

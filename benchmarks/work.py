@@ -39,15 +39,17 @@ def method_flop(iteration, m: int, n: int) -> int:
 
 
 def least_flop(kernel: ModuleType, device: torch.device, work_dtype: torch.dtype, size: tuple, schedule) -> int:
-    """Return the FLOP of the cheaper method for one m x n matrix, of those that are safe with this schedule and dtype.
+    """Return the FLOP of the cheapest method for one m x n matrix, of those that are safe with this schedule and dtype.
 
-    It ignores what the kernel has chosen: a wrong choice must not lower the ideal.
+    It ignores what the kernel has chosen: a wrong choice must not lower the ideal. Squares in float32 count where
+    products have them for this work dtype, and as if they took no longer; elsewhere they take several times as long.
     """
     found = []
-    for method in ("standard", "gram"):
+    for method in kernel.iteration.METHODS[1:]:  # all but auto
         with contextlib.suppress(ValueError):  # a method that is not safe
             iteration = kernel.iteration.choose_iteration(device, work_dtype, size, schedule, method)
-            found.append(method_flop(iteration, *size))
+            if iteration.chain_dtype == work_dtype or iteration.products.float32_squares:
+                found.append(method_flop(iteration, *size))
     return min(found)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -195,15 +196,26 @@ def test_iteration_flop_follows_its_method(built):
     assert flop == [work.standard_flop(8, 24, 5), work.gram_flop(8, 24, 5, len(iterations[1].windows))]
 
 
-@pytest.mark.parametrize("dtype, gram", [(torch.float16, True), (torch.bfloat16, False)])
-def test_the_ideal_is_the_cheaper_safe_method(built, dtype, gram):
-    """Of a long matrix the Gram iteration costs less; in bfloat16 it is refused."""
-    schedule = built.schedules.resolve_schedule("polar_express", 5)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_the_ideal_is_the_cheapest_safe_method(built, dtype):
+    """Of a long matrix the Gram iteration costs less. In bfloat16 it needs float32 squares, which few products have."""
+    schedule, cpu = built.schedules.resolve_schedule("polar_express", 5), torch.device("cpu")
+    carried = built.iteration.choose_iteration(cpu, torch.bfloat16, (64, 512), schedule, "gram_float32")
+    gram = dtype == torch.float16 or carried.products.float32_squares
     for m, n in ((64, 64), (64, 512)):
-        least = work.least_flop(built, torch.device("cpu"), dtype, (m, n), schedule)
+        least = work.least_flop(built, cpu, dtype, (m, n), schedule)
         standard = work.standard_flop(m, n, 5)
         assert least == (min(standard, work.gram_flop(m, n, 5, 2)) if gram else standard)
     assert least < standard or not gram
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_no_iteration_that_runs_by_default_costs_less_than_the_ideal(built, dtype):
+    schedule = built.schedules.resolve_schedule("polar_express", 5)
+    by_default = built.kernels.circumstances.Circumstances(default_dtype=True)
+    for device, size in product((torch.device("cpu"), torch.device("cuda", 0)), ((64, 64), (64, 512), (96, 4096))):
+        runs = built.iteration.choose_iteration(device, dtype, size, schedule, circumstances=by_default)
+        assert work.least_flop(built, device, dtype, size, schedule) <= work.method_flop(runs, *size), (device, size)
 
 
 @pytest.mark.parametrize("rows, cols", [(12, 20), (20, 12)])

@@ -37,7 +37,8 @@ matrices of 2304 rows and 768 columns.
 | of copy | the rate at which bytes move, as a share of that of a plain copy |
 | dtypes | of the momentum or parameter, and of the packed directions |
 | foreach / ours | the time of `torch._foreach_*` for the same work, divided by ours |
-| ideal ms | the time of the FLOPs, with half of each symmetric product's, at the rate of torch's large product |
+| ideal ms | the time of the cheapest method's FLOPs, with half of each symmetric product's, at the rate of torch's \
+large product. In files older than 2026-11-30 it is the standard iteration's in bfloat16, also where less was done |
 | of ideal | ideal ms as a share of the measured time; above 100 % where ours is faster than torch's large product |
 | error | the distance of a first update from the exact one, as a share of its norm |
 | host ms / 100 matrices | the time that the host needs besides products |
