@@ -4,9 +4,10 @@
         [--peers DIR] [--minutes N] [--output FILE] [--tiny]
 
 The model is a decoder with random weights on random tokens, with float32 parameters; on a GPU it computes under
-autocast to bfloat16. Each contestant trains a copy. All take turns: first forward and backward, then the optimizer's
-step. The share is the step's time divided by that of both, in the same round, given as quartiles over the rounds.
-Nothing is compiled. In a compiled model forward and backward take less time, and the optimizer's share is larger.
+autocast to bfloat16. Each contestant trains a copy. All take turns, each with forward and backward, then the
+optimizer's step. The share is the step's time divided by that of both, in the same round, given as quartiles over the
+rounds. Nothing is compiled. In a compiled model forward and backward take less time, and the optimizer's share is
+larger.
 
 Results are written after every model, and a second run with the same `--output` continues the first one. The row of a
 case that raises has the error, and a later run tries it last. A peer that makes the GPU unusable ends the run with an

@@ -67,17 +67,21 @@ def run_rounds(
 ) -> dict[str, list[float]]:
     """Return each work's seconds, round by round. Each round has another order, and the first rounds warm up.
 
-    There are `rounds` rounds, or, if the time is up, as few as LEAST_ROUNDS. Raises LostGpuError, with the work's name,
-    or with that of its contestant, if `contestants` has one for each work.
+    There are `rounds` rounds, or, if the time is up, as few as LEAST_ROUNDS. If `contestants` has a name for each work,
+    those take turns, and the works of one follow each other in the order of `works`. Raises LostGpuError with the name
+    of the work, or of its contestant.
     """
-    names = list(works)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    turns: dict[str, list[str]] = {}
+    for name in works:
+        turns.setdefault(contestants[name] if contestants else name, []).append(name)
+    seconds: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(WARM_UP + rounds):
         if turn >= WARM_UP + LEAST_ROUNDS and deadline.passed():
             break
-        for name in race.order_of_round(names, turn):
-            with blaming(contestants[name] if contestants else name):
-                seconds[name].append(seconds_of(works[name], device))
+        for whose in race.order_of_round(list(turns), turn):
+            with blaming(whose):
+                for name in turns[whose]:
+                    seconds[name].append(seconds_of(works[name], device))
     return {name: times[WARM_UP:] for name, times in seconds.items()}
 
 
