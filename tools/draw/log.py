@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 NUMBERS = ("step", "seconds", "loss")
+# What a file's name ends in if it names a seed: muon-seed3 or muon-3, but neither muon-lr0.02 nor muon-1e-3.
+_SEED = re.compile(r"[-_.]seed[-_.]?\d+$|(?<!\de)[-_]\d+$")
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def read_log(path: Path) -> Log:
     steps = [line["step"] for line in lines]
     if steps != sorted(steps):
         raise ValueError(f"{path} is the log of more than one run: its steps go back")
-    return Log(re.sub(r"[-_.]?(seed)?[-_.]?\d+$", "", path.stem) or path.stem, lines)
+    return Log(_SEED.sub("", path.stem), lines)
 
 
 def _line(path: Path, number: int, text: str) -> dict[str, Any]:
