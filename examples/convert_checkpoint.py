@@ -19,6 +19,7 @@ import json
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from pickle import UnpicklingError
 from types import ModuleType
 from typing import Any
 
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None, kernel: ModuleType | None = Non
     kernel = kernel or get_kernel(given.kernel, version=0, trust_remote_code=True)
     try:
         state_dict, notes = converted(kernel, given)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OSError) as error:
         raise SystemExit(f"not converted, nothing written: {error}") from error
     torch.save(state_dict, given.output)
     for note in notes:
@@ -62,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
 def converted(kernel: ModuleType, given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Return the state dict of a Muon that has taken over a checkpoint, and what was not, in sentences.
 
-    Raises KeyError, TypeError or ValueError for what does not fit.
+    Raises KeyError, TypeError or ValueError for what does not fit, and OSError for a file that is not there.
     """
     shapes = shapes_of(given.model)
     named = [(name, Parameter(torch.zeros(shape))) for name, shape in shapes.items()]
@@ -82,9 +83,14 @@ def converted(kernel: ModuleType, given: argparse.Namespace) -> tuple[dict[str, 
 def loaded(path: Path, key: str) -> Mapping[str, Any]:
     """Return the dict that a file of torch.save holds under a dotted key, read without running code.
 
-    Raises KeyError where there is nothing under it, and TypeError for what is no dict.
+    Raises KeyError where there is nothing under it, TypeError for what is no dict, and ValueError for a file that
+    cannot be read so.
     """
-    content = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (UnpicklingError, RuntimeError, EOFError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"torch.load cannot read {path} without running code: {reason}") from error
     for part in filter(None, key.split(".")):
         try:
             content = content[part] if isinstance(content, Mapping) else content[int(part)]

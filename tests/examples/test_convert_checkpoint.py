@@ -1,5 +1,6 @@
 """A converted checkpoint is what import_state makes in process, bit for bit, and what does not fit is not written."""
 
+import argparse
 import json
 
 import pytest
@@ -83,6 +84,8 @@ def test_names_of_muons_parameters_and_their_order_can_be_given(kernel, tmp_path
         (["--key", "epoch"], "no dict under epoch, got int"),
         (["--model", "weights.safetensors"], "keeps no order"),
         (["--settings", '{"lr": -1}'], "lr must be at least 0"),
+        (["--model", "nowhere.json"], "No such file or directory: 'nowhere.json'"),
+        (["--adamw", "nowhere.pt"], "No such file or directory: 'nowhere.pt'"),
     ],
     ids=str,
 )
@@ -91,6 +94,23 @@ def test_what_does_not_fit_is_said_and_not_written(kernel, tmp_path, changed, wo
     with pytest.raises(SystemExit, match=words):
         convert_checkpoint.main([*arguments, *changed], kernel)
     assert not (tmp_path / "new.pt").exists()
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [(argparse.Namespace(lr=0.1), "Weights only load failed"), (None, "old.pt without running code: .+")],
+    ids=["of other classes", "no checkpoint"],
+)
+def test_a_file_that_cannot_be_read_is_refused_in_one_line(kernel, tmp_path, content, words):
+    """A checkpoint with the arguments of a script in it needs `weights_only=False`, which runs what the file says."""
+    arguments = [*written(tmp_path, "timm"), "--model", f"{tmp_path}/parameters.json"]
+    if content is None:
+        (tmp_path / "old.pt").write_bytes(b"nothing")
+    else:
+        torch.save({**torch.load(tmp_path / "old.pt"), "args": content}, tmp_path / "old.pt")
+    with pytest.raises(SystemExit, match=words) as refused:
+        convert_checkpoint.main(arguments, kernel)
+    assert "\n" not in str(refused.value) and not (tmp_path / "new.pt").exists()
 
 
 def test_another_model_is_refused(kernel, tmp_path):
