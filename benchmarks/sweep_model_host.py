@@ -1,6 +1,6 @@
 """Time what a step of a model costs the host, launches included, without a GPU.
 
-    python -m benchmarks.sweep_model_host [--models NAME ...] [--rounds N] [--output FILE] [--tiny]
+    python -m benchmarks.sweep_model_host [--build DIR] [--models NAME ...] [--rounds N] [--output FILE] [--tiny]
 
 Matrices are a model's, with shorter sides and in the batches that a GPU would have. The compiled ops and torch's AdamW,
 including its count of steps, do nothing: each is only dispatched. In the row `replayed` every
@@ -27,7 +27,7 @@ from torch.library import Library
 from benchmarks.built_kernel import find_variant, load_variant, read_metadata
 from benchmarks.host_worker import empty_ops
 from benchmarks.result_file import ResultFile, default_path, facts
-from benchmarks.shapes import MODELS, TINY_MODEL, Parameter
+from benchmarks.shapes import MODELS, Parameter, gpt2
 from benchmarks.step_costs import replaced
 from benchmarks.stubbed_driver import stubbed_gpu
 from benchmarks.sweep_launch import GPU
@@ -40,6 +40,7 @@ TARGETS = {"gpt2-124m": 0.5, "moe-64": 3.0, "llama-1b": 4.0}
 ROUNDS, TINY_ROUNDS = 25, 3
 # At a 32nd of the length, torch's products of llama-1b would take 70 ms of a step on a CPU.
 SHRINKING, SMALLEST_SIDE, VECTOR = 256, 2, 32
+ONE_BLOCK = gpt2(layers=1, hidden=1024)  # narrower ones have shapes that become one
 PACKED_ITEMSIZE = 4  # float32 directions for work in float16
 
 
@@ -52,8 +53,14 @@ def shrunk(p: Parameter) -> tuple[int, ...]:
 
 
 def batch_lengths(parameters: Sequence[Parameter], batch_bytes: int) -> dict[tuple[int, ...], int]:
-    """Return how many matrices a batch of at most `batch_bytes` has, from their shortened sides."""
+    """Return how many matrices a batch of at most `batch_bytes` has, from their shortened sides.
+
+    Raises ValueError where matrices of different shapes have the same shortened sides: their batches would be one.
+    """
     elements = {shrunk(p): p.elements for p in parameters if p.matrix}
+    shapes = {p.rows_and_columns for p in parameters if p.matrix}
+    if len(elements) < len(shapes):
+        raise ValueError(f"{len(shapes)} shapes become {len(elements)} when their sides are divided by {SHRINKING}")
     return {sides: max(1, batch_bytes // (count * PACKED_ITEMSIZE)) for sides, count in elements.items()}
 
 
@@ -146,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results, none if tiny")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and few rounds, to see that it runs")
     options = parser.parse_args(arguments)
-    models = {"tiny": TINY_MODEL} if options.tiny else {name: MODELS[name] for name in options.models}
+    models = {"tiny": ONE_BLOCK} if options.tiny else {name: MODELS[name] for name in options.models}
     rounds = TINY_ROUNDS if options.tiny else options.rounds
     torch.set_num_threads(1)
     kernel, device = load_variant(find_variant(options.build)), torch.device("cpu")

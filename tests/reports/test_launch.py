@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import sweep_launch, sweep_model_host
-from benchmarks.shapes import MODELS, TINY_MODEL
+from benchmarks.shapes import MODELS
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, as Triton does"),
@@ -57,7 +57,7 @@ def test_model_host_sweep_counts_what_a_gpu_would_batch(variant, tmp_path, capsy
     file = tmp_path / "model-host.json"
     sweep_model_host.main(["--tiny", "--build", str(variant.parent), "--output", str(file)])
     rows = json.loads(file.read_text())["results"]
-    matrices = [p for p in TINY_MODEL if p.matrix]
+    matrices = [p for p in sweep_model_host.ONE_BLOCK if p.matrix]
     assert [row["case"] for row in rows] == ["tiny, replayed", "tiny, eager"]
     assert all(row["matrices"] == len(matrices) for row in rows)
     assert all(row["batches"] == len({sweep_model_host.shrunk(p) for p in matrices}) for row in rows)
@@ -68,7 +68,11 @@ def test_batches_of_a_model_have_at_most_the_bytes_that_a_batch_may():
     lengths = sweep_model_host.batch_lengths(MODELS["llama-1b"], 2**29)
     up = next(p for p in MODELS["llama-1b"] if p.name.endswith("up_proj.weight"))
     assert lengths[sweep_model_host.shrunk(up)] == 2**29 // (4 * 8192 * 2048)
-    # Shapes that differ must differ when they are shrunk, or their batches would be confused.
     for model in sweep_model_host.TARGETS:
         shapes = {p.rows_and_columns for p in MODELS[model] if p.matrix}
         assert len(sweep_model_host.batch_lengths(MODELS[model], 2**29)) == len(shapes)
+
+
+def test_a_model_whose_shapes_are_confused_when_they_are_shrunk_is_refused():
+    with pytest.raises(ValueError, match="20 shapes become 8 when their sides are divided by 256"):
+        sweep_model_host.batch_lengths(MODELS["resnet-50"], 2**29)
