@@ -16,10 +16,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.progress import track
 
 from benchmarks.built_kernel import find_variant, load_variant
+from benchmarks.result_file import facts
 from tools.pages import markdown
 from tools.scale import tables
 from tools.scale.figure import draw
@@ -64,7 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for team in ((1, given.team) if dtype == "float16" and gpus >= WITH_TEAMS else (1,))
     ]
     rows = [plan(kernel, case, machine, given.chunk_bytes) for case in track(cases, "planning", console=console)]
-    results = {"machine": asdict(machine), "chunk_bytes": given.chunk_bytes, "rows": [asdict(row) for row in rows]}
+    built = {key: value for key, value in facts(kernel, torch.device("cpu"), {}).items() if key in ("commit", "dirty")}
+    assumed = {"machine": asdict(machine), "chunk_bytes": given.chunk_bytes}
+    results = {**built, **assumed, "rows": [asdict(row) for row in rows]}
     for made in tables.tables(results, measured_host()).values():
         console.print(made, highlight=False, soft_wrap=True)
     if given.write:

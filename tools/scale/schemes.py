@@ -29,7 +29,6 @@ class Row:
     team: int  # ranks that may work on one matrix
     matrices: int
     chunks: int
-    messages: int
     sent_bytes: int
     flop: int  # of all steps
     imbalance: float  # of FLOPs, the largest to the mean
@@ -56,7 +55,6 @@ def plan(kernel: ModuleType, case: Case, machine: Machine, chunk_bytes: int | No
         **case._asdict(),
         matrices=len(planned.every),
         chunks=len(loads),
-        messages=2 * len(loads),
         sent_bytes=max(sum(planned.sent_bytes(*each) for each in side) for side in sides.values()),
         flop=int(STEPS * max(total)),
         imbalance=max(total) * len(total) / max(sum(total), 1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tools.pages import markdown
 from tools.scale.plans import IN_FLIGHT, STEPS, Case
@@ -29,7 +30,7 @@ def tables(results: dict, host: Mapping[str, float]) -> dict[str, str]:
     """Return the tables by the names of their markers. `host` has measured milliseconds by case."""
     rows = [Row(**row) for row in results["rows"]]
     shown = [row for row in rows if row.gpus in SHOWN] or rows
-    return {"scale": f"{_cases(shown, host)}\n\n{_said(results['machine'])}", "schemes": _schemes(shown)}
+    return {"scale": f"{_cases(shown, host)}\n\n{_said(results)}", "schemes": _schemes(shown)}
 
 
 def _cases(rows: Sequence[Row], host: Mapping[str, float]) -> str:
@@ -54,11 +55,13 @@ def _schemes(rows: Sequence[Row]) -> str:
     return markdown.table(head, lines, numbers=True)
 
 
-def _said(machine: Mapping[str, float]) -> str:
+def _said(results: Mapping[str, Any]) -> str:
+    machine, planned = results["machine"], markdown.commit_words(results["commit"], results["dirty"])
     sending = f"a GPU sends {machine['link_gb_per_s']:g} GB/s"
     latency = f"a collective takes {machine['microseconds_per_peer']:g} µs per peer"
     return (
         f"Assumed: {sending}, {latency}, and products run at {machine['tflop_per_s']:g} TFLOP/s, also in the\n"
         f"training step. That step has {TOKENS / 1e6:g}M tokens, each with 6 FLOP for every parameter that is used for "
-        f"it. Muon takes {STEPS} steps\nof the iteration, and {IN_FLIGHT} chunks travel while one is worked on."
+        f"it. Muon takes {STEPS} steps\nof the iteration, and {IN_FLIGHT} chunks travel while one is worked on. "
+        f"Planned at {planned}."
     )
