@@ -1,8 +1,8 @@
 """The Hub's benchmark of a step: the matrices of one block of GPT-2, compared with `torch.optim.Muon`.
 
-Both run Jordan's five steps in bfloat16, without momentum and decay. With the same gradients every step is the same,
-and `out` is the sum of the updates of all steps so far. The harness times the reference only once, so its ratio says
-little; `sweep_step.py` is the real measurement.
+Both run Jordan's five steps in bfloat16, without momentum and decay. With the same gradients every step is the same.
+`out` is the mean of the updates so far, because the harness takes many steps of ours and one of the reference. It times
+the reference only once, so its ratio says little; `sweep_step.py` is the real measurement.
 """
 
 import torch

@@ -1,6 +1,7 @@
 """Time the passes before and after the orthogonalization against the `torch._foreach_*` sequences that do the same.
 
-    python -m benchmarks.sweep_bookkeeping [--build DIR] [--threads N] [--minutes N] [--output FILE] [--tiny]
+    python -m benchmarks.sweep_bookkeeping [--build DIR] [--device cpu] [--threads N] [--minutes N] [--output FILE]
+        [--tiny]
 
 Bytes that must move, for n elements: `momentum_pack_` reads momentum and gradient and writes momentum and packed, n (2
 momentum + gradient + packed); `descend_` reads and writes parameters and reads updates, n (2 parameter + update). Each

@@ -1,6 +1,6 @@
 """Time what a launch of the symmetric product costs the host, without a GPU: Triton's launcher over a stubbed driver.
 
-    python -m benchmarks.sweep_launch [--rounds N] [--output FILE] [--tiny]
+    python -m benchmarks.sweep_launch [--build DIR] [--rounds N] [--output FILE] [--tiny]
 
 Each row is one kind of product in a step, as the package calls it: making the result and starting the kernel. It
 includes everything that the host does, except the driver's own part, and with the CPU's allocator instead of a GPU's.

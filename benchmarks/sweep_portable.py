@@ -1,6 +1,7 @@
 """Time the passes before and after the orthogonalization, compiled and in torch's functions (`kernels/portable/`).
 
-    python -m benchmarks.sweep_portable [--build DIR] [--threads N] [--minutes N] [--output FILE] [--tiny]
+    python -m benchmarks.sweep_portable [--build DIR] [--device cpu] [--threads N] [--minutes N] [--output FILE]
+        [--tiny]
 
 The portable variant has the build's Python files. Both take turns in one process, on the matrices of
 `sweep_bookkeeping`. The ratio is the portable time divided by the compiled one: the price on a platform for which no
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
@@ -60,18 +61,18 @@ def measure(
         yield key_of(operation, case, dtypes), {**named, **timed, "ratio": portable / seconds}
 
 
-def main() -> int:
-    arguments = plain_parser("Time the compiled operations against the portable ones.").parse_args()
-    kernel, device = load(arguments)
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = plain_parser("Time the compiled operations against the portable ones.").parse_args(arguments)
+    kernel, device = load(options)
     with tempfile.TemporaryDirectory() as folder:
         portable = load_variant(write_portable_variant(Path(kernel.__file__).parent, Path(folder), device.type))
     natives = kernel.kernels.native, portable.kernels.native
-    cases, rounds = (TINY_CASES, 3) if arguments.tiny else (CASES, 15)
+    cases, rounds = (TINY_CASES, 3) if options.tiny else (CASES, 15)
     keys = {pair: tuple(key_of(operation, *pair) for operation in OPERATIONS) for pair in product(cases, DTYPES)}
     content = facts(kernel, device, {"rounds": rounds})
-    results = ResultFile(path_of("portable", device, arguments), content, [*chain(*keys.values())])
+    results = ResultFile(path_of("portable", device, options), content, [*chain(*keys.values())])
     works = {of: partial(measure, natives, *pair, device, rounds) for pair, of in keys.items()}
-    measure_cases(results, works, Deadline(arguments.minutes))
+    measure_cases(results, works, Deadline(options.minutes))
     rows = list(results.rows.values())
     print_results(rows)
     return int(any(map(has_error, rows)))

@@ -16,7 +16,7 @@ import torch
 from filelock import FileLock
 
 from tests.support.portable_variant import write_portable_variant
-from tests.support.rank_pool import DEVICES, REPO_ID, Pools, load_kernel
+from tests.support.rank_pool import DEVICES, REPO_ID, Pools, load_kernel, local_kernels
 from tests.support.toy_kernel import write_toy_kernel
 
 try:
@@ -220,12 +220,6 @@ def pools(request: pytest.FixtureRequest, pools_by_backend) -> Pools:
     They talk over gloo; `on_every_backend` makes that a parameter of a test.
     """
     return pools_by_backend[getattr(request, "param", "gloo")]
-
-
-def local_kernels() -> dict[str, str]:
-    """Repositories that LOCAL_KERNELS, `<repository>=<folder>:...`, names, and their folders."""
-    entries = os.environ.get("LOCAL_KERNELS", "").split(":")
-    return {repository: folder for repository, sign, folder in (entry.partition("=") for entry in entries) if sign}
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -14,6 +14,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from tests.support.spectra import composed
 from tools.pages.figure_style import GREY, STYLE
 
 from .comparison import Comparison
@@ -120,7 +121,7 @@ def singular_values_figure(G: torch.Tensor, kernel: ModuleType) -> Figure:
     spectrum.set(yscale="log", title="a", xlabel="index, largest first", ylabel="singular value", ylim=(None, 3))
     # Near 1 the polynomial, of degree 5 to the 5th, turns hundreds of times.
     x = np.geomspace(1e-5, 1, 20_000)
-    mapping.plot(x, compose(x, preset.coefficients[:5]), color=COLORS["Muon"], linewidth=0.6)
+    mapping.plot(x, composed(preset.coefficients[:5], x), color=COLORS["Muon"], linewidth=0.6)
     mapping.plot(before, torch.einsum("ik,ij,kj->k", U, orthogonalized, Vh), "k.", markersize=3.5)
     mapping.set(xscale="log", title="b", xlabel=r"singular value of $G/\Vert G\Vert_F$", ylabel="singular value after")
     low, high = preset.band
@@ -129,12 +130,6 @@ def singular_values_figure(G: torch.Tensor, kernel: ModuleType) -> Figure:
     for axes in (spectrum, mapping):
         axes.axhspan(low, high, color=COLORS["Muon"], alpha=0.15, linewidth=0)
     return figure
-
-
-def compose(x: np.ndarray, schedule: Sequence[tuple[float, float, float]]) -> np.ndarray:
-    for a, b, c in schedule:
-        x = a * x + b * x**3 + c * x**5
-    return x
 
 
 def routing_figure(rows: Sequence[Any]) -> Figure:

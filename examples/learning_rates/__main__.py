@@ -2,7 +2,8 @@
 
 python -m examples.learning_rates [--output FILE] [--quick]
 
-A second run goes on where the first one ended. What --quick finds is written only where --output says.
+A second run of the same day, or with the same --output, goes on where the first one ended. What --quick finds is
+written only where --output says.
 """
 
 from __future__ import annotations

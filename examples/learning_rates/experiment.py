@@ -2,8 +2,8 @@
 
 python -m examples.learning_rates.experiment [--output FILE] [--quick]
 
-The environment names the Hub. A second run goes on where the first one ended. What --quick finds is written only where
---output says.
+The environment names the Hub. A second run of the same day, or with the same --output, goes on where the first one
+ended. What --quick finds is written only where --output says.
 """
 
 from __future__ import annotations

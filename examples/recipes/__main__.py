@@ -2,8 +2,8 @@
 
 python -m examples.recipes [--output FILE] [--peers DIR] [--quick]
 
-A second run goes on where the first one ended. A recipe whose package is missing is marked so. What --quick finds is
-written only where --output says.
+A second run of the same day, or with the same --output, goes on where the first one ended. A recipe whose package is
+missing is marked so. What --quick finds is written only where --output says.
 """
 
 from __future__ import annotations

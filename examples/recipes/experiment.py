@@ -2,8 +2,8 @@
 
 python -m examples.recipes.experiment [--output FILE] [--peers DIR] [--quick]
 
-The environment names the Hub. A second run goes on where the first one ended. A recipe whose package is missing is
-marked so. What --quick finds is written only where --output says.
+The environment names the Hub. A second run of the same day, or with the same --output, goes on where the first one
+ended. A recipe whose package is missing is marked so. What --quick finds is written only where --output says.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ def parsed_arguments(description: str) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, help="results file; by default in benchmarks/results/training")
     parser.add_argument("--peers", type=Path, help="a folder with timm in it (requirements/benchmark.txt)")
     parser.add_argument("--quick", action="store_true", help="a few steps, to see that it runs; proves nothing")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.peers is not None and not arguments.peers.is_dir():
+        parser.error(f"--peers needs a folder, got {arguments.peers}")
+    return arguments
 
 
 def output_of(arguments: argparse.Namespace, topic: str) -> Path | None:

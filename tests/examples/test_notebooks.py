@@ -10,8 +10,8 @@ from typing import Any
 import nbformat
 import pytest
 
-from tests.conftest import REPO_ID, local_kernels
 from tests.support.hub_clients import run_tool
+from tests.support.rank_pool import REPO_ID, local_kernels
 from tools.hub.client_environment import client_environment
 from tools.hub.server import Hub
 from tools.pages.notebooks import FOLDER, MOST_BYTES, code_cells, executed, problems

@@ -16,8 +16,8 @@ import pytest
 import tomllib
 import torch
 
-from tests.conftest import REPO_ID, local_kernels
 from tests.support.pinned_kernels import commented, counting, publish
+from tests.support.rank_pool import REPO_ID, local_kernels
 from tools.hub import server
 from tools.hub.client_environment import client_environment
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks.fake_gpu import Work, fake_gpu
+from benchmarks.fake_gpu import MATRICES, Work, fake_gpu
 from benchmarks.predicted_step import ADAMW_BYTES
 
 FULL, HALF = torch.float32, torch.float16
@@ -79,3 +81,8 @@ def test_what_is_changed_in_place_moves_twice_and_what_is_overwritten_once():
         x, y = (torch.empty(1000, device="cuda") for _ in range(2))
         found = [moved(f, *given) for f, given in [(x.mul_, (2.0,)), (x.fill_, (1.0,)), (x.zero_, ()), (x.add, (y,))]]
     assert found == [8000, 4000, 4000, 12000]
+
+
+def test_a_launch_takes_as_many_matrices_as_it_is_counted_for(repository):
+    (count,) = re.findall(r"kMatrices = (\d+);", (repository / "optimizer_cuda/tiles.cuh").read_text())
+    assert int(count) == MATRICES

@@ -7,14 +7,13 @@ use a GPU that its parent has asked for.
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 
 import torch
 
-from tests.support.rank_pool import REPO_ID, load_kernel
+from tests.support.rank_pool import REPO_ID, load_kernel, local_kernels
 
-entries = dict(entry.split("=", 1) for entry in os.environ.get("LOCAL_KERNELS", "").split(":") if "=" in entry)
-if REPO_ID in entries and torch.version.cuda is None and torch.version.hip is None:
+folders = local_kernels()
+if REPO_ID in folders and torch.version.cuda is None and torch.version.hip is None:
     with contextlib.suppress(Exception):  # else the process would end; a rank that loads it itself says what is wrong
-        load_kernel(Path(entries[REPO_ID]))
+        load_kernel(Path(folders[REPO_ID]))

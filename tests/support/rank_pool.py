@@ -173,6 +173,12 @@ class Pools:
             pool.close()
 
 
+def local_kernels() -> dict[str, str]:
+    """Return the repositories that LOCAL_KERNELS, `<repository>=<folder>:...`, names, and their folders."""
+    entries = os.environ.get("LOCAL_KERNELS", "").split(":")
+    return {repository: folder for repository, sign, folder in (entry.partition("=") for entry in entries) if sign}
+
+
 def load_kernel(variants: Path) -> ModuleType:
     """Return the package as users do, LOCAL_KERNELS being set; from `variants` itself without the Hub's package.
 

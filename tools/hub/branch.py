@@ -66,7 +66,8 @@ def settle_rest(
     rest = head.variants - own
     unsettled = sorted(rest - {*drop, *keep})
     wrong = [f"{name} is both dropped and kept" for name in sorted(set(drop) & set(keep))]
-    absent = {*drop, *keep} - rest if unsettled else set(keep) - rest | set(drop) & own
+    gone = set(drop) - rest  # as after a release that broke off; what is unsettled may be a wrong name
+    absent = (set(keep) - rest) | (gone if unsettled else gone & own)
     wrong += [f"{name} is not on {head.branch}, or in this release" for name in sorted(absent)]
     if unsettled:
         wrong += [f"{head.branch} has variants that this release, of commit {release.commit}, lacks: --drop or --keep"]

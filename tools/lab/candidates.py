@@ -148,8 +148,8 @@ def all_launches(lab: Lab) -> Iterator[Launch]:
 def examine(lab: Lab) -> dict:
     """Compile all candidates ahead, in parallel, and return what is wrong with those that are not to be launched.
 
-    What is compiled here lies in Triton's cache on this machine when it is launched. Contests would compile one kernel
-    after the other, and each candidate has four, which take seconds.
+    Where `lint_target` is the GPU itself, what is compiled here lies in Triton's cache when it is launched. Contests
+    would compile one kernel after the other, and each candidate has four, which take seconds.
     """
     require_triton(lab)
     one = 1 if lab.tiny else None  # enough to see that it works, where each takes seconds
@@ -203,8 +203,13 @@ def cases(lab: Lab, launch: Launch) -> Iterator[AnyCase]:
 
 
 def lint_target(lab: Lab) -> str:
-    """Return the GPU among those of `tools/lint/kernels.py` that has this one's limits, or is nearest below it."""
+    """Return the GPU among those of `tools/lint/kernels.py` that has this one's limits, or is nearest below it.
+
+    Compute capability 8.6 and 8.9 have as little shared memory as 12.0.
+    """
     major, minor = capability(lab)
+    if (major, minor) in ((8, 6), (8, 9)):
+        return "sm_120"
     return {8: "sm_80", 9: "sm_90", 10: "sm_100", 11: "sm_100", 12: "sm_120"}.get(major, f"sm_{major}{minor}")
 
 

@@ -41,7 +41,6 @@ RESERVE_SECONDS = 15.0
 class Places:
     """Where the lab works: `work` is scratch, `out` holds the records, the report goes to `results`."""
 
-    build: Path
     work: Path
     out: Path
     results: Path
@@ -119,11 +118,11 @@ def places_for(given: argparse.Namespace, on_gpu: bool) -> Places:
     scratch = ROOT / "out/gpu-lab"
     if not on_gpu:
         dry = given.out or scratch / "dry"
-        return Places(given.build, dry / "work", dry, dry, (dry / "configs",))
+        return Places(dry / "work", dry, dry, (dry / "configs",))
     out = given.out or scratch
     tree = PACKAGE / "kernels/speeds/configs"
     copies = (tree, out) if given.out else (tree,)
-    return Places(given.build, scratch / "work", out, given.out or ROOT / "benchmarks/results", copies)
+    return Places(scratch / "work", out, given.out or ROOT / "benchmarks/results", copies)
 
 
 def identity(variants: Path, device: torch.device) -> dict:

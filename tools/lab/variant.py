@@ -27,7 +27,8 @@ PYTHON = (".py", ".json")
 def prepare(build: Path, work: Path, backend: str) -> Path:
     """Return a new folder in `work` that holds one variant for `backend`. `build` is not changed.
 
-    The library comes from `build` if it has one of the tree's commit, or if git cannot tell. Otherwise it is built.
+    The library comes from `build` if it has one and no compiled source has changed since its commit, or if git cannot
+    tell. Otherwise it is built.
     Raises `BuildError` if that fails.
     """
     source = usable(build, backend)

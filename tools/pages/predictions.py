@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+from benchmarks.fake_gpu import GPU
 from benchmarks.predicted_step import ADAMW_BYTES, PREDICTED, REACHED, by_cutlass, pass_seconds
 from benchmarks.shapes import MODELS, matrix_counts
 from tools.lint.compiled import PACKAGE, kernel_module
@@ -26,7 +27,7 @@ RESULTS = ROOT / "benchmarks/results"
 GPUS = {
     "A100 80GB": (80, 108, 40 * 2**20),
     "H100 PCIe": (90, 114, 50 * 2**20),
-    "H100 SXM, H200": (90, 132, 50 * 2**20),
+    "H100 SXM, H200": GPU,
 }
 COMPILED_FOR = 90
 SIDES = (1024, 1280, 1536, 2048, 3072, 4096, 5120, 8192)

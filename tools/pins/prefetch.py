@@ -54,9 +54,9 @@ def chosen(pins: Pins, names: Sequence[str]) -> tuple[str, ...]:
     if unpinned or not pins.variants:
         raise PrefetchError(f"no pin for {', '.join(unpinned) or 'any variant'}; pinned: {', '.join(pins.variants)}")
     entries = HfApi().list_repo_tree(pins.repo_id, "build", revision=pins.revision, **KERNEL)
-    published = {PurePosixPath(entry.path).name for entry in entries}
+    published = sorted(PurePosixPath(entry.path).name for entry in entries)
     wanted = tuple(dict.fromkeys(names or pins.variants))
-    missing = sorted(set(wanted) - published)
+    missing = sorted(set(wanted) - set(published))
     if missing:
         raise PrefetchError(f"{pins.repo_id} {pins.revision} has no {', '.join(missing)}, only {', '.join(published)}")
     return wanted

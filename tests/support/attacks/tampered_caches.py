@@ -8,6 +8,7 @@ something, or the process is "killed".
 from __future__ import annotations
 
 import json
+import sys
 import sysconfig
 
 from tests.support.attacks.odd_tampering import (
@@ -54,12 +55,17 @@ from tests.support.compiled_variants import FOREIGN, NAME, OPS
 LIBRARY_FILE = f"{OPS}.abi3.so"
 # Such as ".cpython-311-x86_64-linux-gnu.so", which Python looks for first.
 EXTENSION = sysconfig.get_config_var("EXT_SUFFIX")
+OPTIMIZED = f"scaling.{sys.implementation.cache_tag}.opt-2.pyc"
 # Python would never run these, or only until the sources are compiled again: `verify` deletes them.
 DELETED = [
     ("bytecode, its hash unchecked", "foreign", cached("scaling.py")),
     ("bytecode, its source's time right", "foreign", cached("scaling.py", unchecked=False)),
     ("bytecode of a package inside", "foreign", cached("shapes/__init__.py")),
-    ("optimized bytecode", "loads", cached("scaling.py", to="__pycache__/scaling.cpython-311.opt-2.pyc")),
+    (
+        "optimized bytecode",
+        "loads",
+        cached("scaling.py", to=f"__pycache__/{OPTIMIZED}"),
+    ),
     ("bytecode of another Python", "loads", cached("scaling.py", to="__pycache__/scaling.cpython-399.pyc")),
     ("a pipe in __pycache__", "loads", in_order(written("__pycache__/a", ""), pipe("__pycache__/b"))),
     ("a library in __pycache__", "loads", foreign_library("__pycache__/more.abi3.so")),
