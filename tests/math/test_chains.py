@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -69,13 +71,14 @@ def test_products_with_the_long_side_are_those_of_each_shape(kernel, iteration):
     """Tables may differ there: a shape may have been measured, another not."""
     products = kernel.kernels.products
     half = products.NATIVE._replace(affine=lambda *operands: products.NATIVE.affine(*operands).mul_(0.5))
-    others = [products.NATIVE, half]
+    quarter = products.NATIVE._replace(gram=lambda X, out=None: products.NATIVE.gram(X, out).mul_(0.25))
+    others = [products.NATIVE, half, quarter]
     chosen = [iteration(5, table) for table in others]
     operands = [kernel.polar.chains.Operand(drawn((2, 24, 60)), each, EPS) for each in chosen]
     together = kernel.polar.chains.chained_polar_factors(operands)
     for operand, factors in zip(operands, together):
         assert torch.equal(factors, *kernel.polar.chains.chained_polar_factors([operand]))
-    assert not torch.equal(*together)
+    assert all(not torch.equal(a, b) for a, b in itertools.combinations(together, 2))
 
 
 def test_gradients_go_through_a_chain(kernel, monkeypatch, iteration):
@@ -128,11 +131,13 @@ def test_a_large_stack_is_worked_on_in_batches(kernel, monkeypatch, iteration, w
     assert out is None or torch.equal(out, found)
 
 
-def test_norms_that_are_known_are_taken_in_every_batch(kernel, monkeypatch, iteration):
+@pytest.mark.parametrize("key, together", [("shared", 7), (None, 7), (None, 3)])
+def test_norms_that_are_known_are_taken_in_every_batch(kernel, monkeypatch, iteration, key, together):
     """They save a pass over each matrix. Twice the norm is as if the matrix were half as long, by a power of two."""
     factors = kernel.polar.factors
     monkeypatch.setattr(factors, "packed_together", lambda *_: 3)
-    monkeypatch.setattr(factors, "chain_key", lambda *_: "shared")
+    monkeypatch.setattr(factors, "matrices_together", lambda *_: together)
+    monkeypatch.setattr(factors, "chain_key", lambda *_: key)
     G, chosen = drawn((7, 24, 40)), iteration(5)
     norms = torch.linalg.vector_norm(G.double(), dim=(1, 2))
     once = factors.polar_factors(G, chosen, EPS, norms=norms)
@@ -153,35 +158,40 @@ def test_a_batch_of_a_large_stack_has_as_many_bytes_as_a_step_packs(kernel, monk
 def test_what_shares_a_chain(kernel):
     """The Gram iterations of a GPU whose m x m products are the same, if they take several matrices; none on a CPU."""
     products, chain_key = kernel.kernels.products, kernel.polar.chains.chain_key
-    schedule = kernel.schedules.resolve_schedule("polar_express", 5)
 
-    def of(n: int, method: str, table, device=GPU, in_one_launch: bool = False):
-        chosen = kernel.iteration.choose_iteration(CPU, torch.float16, (24, n), schedule, method)
+    def of(n: int, method: str, table, device=GPU, in_one_launch: bool = False, dtype=torch.float16, steps: int = 5):
+        schedule = kernel.schedules.resolve_schedule("polar_express", steps)
+        chosen = kernel.iteration.choose_iteration(CPU, dtype, (24, n), schedule, method)
         return chain_key(device, chosen._replace(products=table, in_one_launch=in_one_launch))
 
     batched = products.BATCHED._replace(square_name="torch.bmm")
     assert of(48, "gram", batched) == of(96, "gram", batched._replace(gram=torch.matmul, gram_gain=1.4)) is not None
     assert of(48, "gram", batched) != of(48, "gram_float32", batched)
     assert of(48, "gram", batched) != of(48, "gram", batched._replace(square_name="symmetric_gemm"))
+    assert of(48, "gram", batched) != of(48, "gram", batched, steps=4)
+    assert of(48, "gram", batched, dtype=torch.float32) != of(48, "gram", batched, dtype=torch.float64)
     assert of(48, "standard", batched) is of(48, "gram", batched, CPU) is of(48, "gram", products.SINGLE) is None
     assert of(48, "gram", batched, in_one_launch=True) is None
 
 
 @pytest.mark.parametrize("together", [1, 2, 6])
 @pytest.mark.parametrize("method", ["gram", "gram_float32"])
-def test_peak_memory_follows_a_formula(kernel, monkeypatch, method, together):
+@pytest.mark.parametrize("longer", [(1, 1), (2, 4)])  # squares take the most memory, or the long matrices do
+def test_peak_memory_follows_a_formula(kernel, monkeypatch, longer, method, together):
     """A copy of all matrices, their factors, two squares of each, and five of each that is worked on at once."""
     monkeypatch.setattr(kernel.polar.chains, "matrices_together", lambda *_: together)
     schedule, m = kernel.schedules.resolve_schedule("polar_express", 5), 64
     chosen = kernel.iteration.choose_iteration(CPU, torch.float16, (m, 4 * m), schedule, method)
     chosen = chosen._replace(products=kernel.kernels.products.BATCHED)
-    batches = [drawn((2, m, 2 * m)), drawn((4, 4 * m, m))]
+    batches = [drawn((2, m, longer[0] * m)), drawn((4, longer[1] * m, m))]
     elements, count, square = sum(G.numel() for G in batches), 6, m * m * chosen.chain_dtype.itemsize
     rounded = 0 if method == "gram" else m * m * 2
     # `gram_float32` makes a float32 copy of the long matrices for torch's product, one batch at a time.
     wide = 0 if method == "gram" else max(G.numel() for G in batches) * 4
     formula = 2 * 2 * elements + count * (2 * square + rounded) + max(5 * together * square, wide)
     with Allocations() as held:
-        kernel.polar.chains.chained_polar_factors([kernel.polar.chains.Operand(G, chosen, EPS) for G in batches])
+        chains = kernel.polar.chains
+        found = chains.chained_polar_factors([chains.Operand(G, chosen, EPS) for G in batches])
+    assert {factors.dtype for factors in found} == {torch.float16}
     # Norms and their intermediate results are a few numbers a row; what is counted later is freed before.
     assert 2 * 2 * elements + count * square <= held.peak <= formula + 64 * m * count
