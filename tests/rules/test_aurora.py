@@ -81,8 +81,10 @@ def test_each_line_is_scaled_to_what_it_lacks(rule, dtype):
     exact = G.double() * math.sqrt(4 / 9) / lines
     # The factor of a line and the product with it are rounded to float32, then, once, to the dtype of G.
     relative = torch.finfo(torch.float32).eps + torch.finfo(dtype).eps / 2
-    torch.testing.assert_close(rule.rescaled_by_factors(G, factors).double(), exact, rtol=relative, atol=0.0)
-    assert torch.equal(rule.rescaled_by_factors(G.mT, factors.mT), rule.rescaled_by_factors(G, factors).mT)
+    result = rule.rescaled_by_factors(G, factors)
+    assert result.dtype == dtype
+    torch.testing.assert_close(result.double(), exact, rtol=relative, atol=0.0)
+    assert torch.equal(rule.rescaled_by_factors(G.mT, factors.mT), result.mT)
 
 
 def test_zeros_stay_zeros_and_a_nan_in_its_matrix(rule):
@@ -101,6 +103,7 @@ def test_a_line_that_its_factor_has_lost_is_not_blown_up(rule, line):
     G[0, 2], factors[0, 2] = line or 1e-12, line
     result = rule.rescaled_by_factors(G, factors)
     assert result.isfinite().all() and result[0, 2].max() < 1
+    assert line or torch.equal(result[0, 2], G[0, 2])
 
 
 def test_it_is_explained_and_counted_as_two_passes(kernel):

@@ -137,8 +137,8 @@ def test_a_step_is_that_of_nanochat(kernel, shape):
 
 def test_what_is_done_is_explained_and_must_be_known(kernel):
     params = [("w", nn.Parameter(torch.ones(8, 20)))]
-    rows = kernel.Muon(params, equalize="rows", renormalize="columns_rows").explain().rows
-    assert rows[0].kernel.endswith(", rows equalized, renormalized by columns and rows")
+    rows = kernel.Muon(params, equalize="rows_columns", renormalize="columns_rows").explain().rows
+    assert rows[0].kernel.endswith(", rows and columns equalized, renormalized by columns and rows")
     for wrong in {"equalize": "frobenius"}, {"renormalize": "row"}:
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be one of none, "):
             kernel.Muon(params, **wrong)
