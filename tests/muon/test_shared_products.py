@@ -62,9 +62,11 @@ def test_shared_products_change_no_bit(kernel, sharing, settings):
 
 
 def test_groups_that_differ_share_products_and_keep_their_rules(kernel, sharing):
+    """Among them an eps that no direction reaches."""
+
     def optimizer():
         named = parameters()
-        other = {"eps": 1e-2, "lr": 0.3, "momentum": 0.5, "equalize": "columns"}
+        other = {"eps": 100.0, "lr": 0.3, "momentum": 0.5, "equalize": "columns"}
         return kernel.Muon([{"params": named[:2]}, {"params": named[2:], **other}], **SETTINGS)
 
     expected = steps(optimizer())
@@ -100,8 +102,11 @@ def test_offloaded_momentum_comes_batch_by_batch(kernel, sharing):
         assert all(len(chain) == 1 for chain in plan_of(optimizer).chains())
 
 
-@pytest.mark.parametrize("most, lengths", [(12 * 20 * 4 * 3 + 12 * 30 * 4 * 2, [1, 1, 2]), (1, [1, 1, 1, 1])])
-def test_a_chain_packs_no_more_than_its_limit(kernel, sharing, monkeypatch, most, lengths):
+@pytest.mark.parametrize(
+    "most, lengths",
+    [(12 * 4 * (20 * 3 + 30 * 2), [1, 1, 2]), (12 * 4 * (20 * 3 + 30 * 2 + 40), [1, 3]), (1, [1, 1, 1, 1])],
+)
+def test_a_chain_packs_as_much_as_its_limit_and_no_more(kernel, sharing, monkeypatch, most, lengths):
     monkeypatch.setattr(kernel.plan.batches, "BATCH_BYTES", most)
     with sharing():
         optimizer = kernel.Muon(parameters(), **SETTINGS)
