@@ -74,6 +74,24 @@ def test_what_is_kept_is_what_the_largest_batch_takes(kernel):
     assert kept <= allocations.held <= kept + 1024
 
 
+def test_products_of_one_matrix_at_a_time_keep_memory_for_one(kernel):
+    """As those of float64: to stack matrices would save nothing."""
+
+    def kept(count: int) -> int:
+        parameters = [(f"layers.{i}.weight", Parameter(torch.ones(64, 96))) for i in range(count)]
+        optimizer = kernel.Muon(parameters, lr=1e-3, ns_dtype="float64")
+        for _ in range(2):  # the first makes the plan
+            optimizer._graphs = kernel.step.graphs.UpdateGraphs()
+            for _, p in parameters:
+                p.grad = torch.ones_like(p)
+            with Allocations() as allocations:
+                optimizer.step()
+        return allocations.held
+
+    one = kept(1)
+    assert 2 * 64 * 96 * torch.float64.itemsize <= one <= kept(5) <= one + 1024  # metrics add a few numbers
+
+
 def bytes_in_use() -> int:
     """Return what glibc has handed out to this process: by its heaps, and by pages of their own."""
     fields = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
