@@ -33,6 +33,17 @@ def test_each_kind_of_batch_is_captured_once_and_each_batch_replayed(kernel, sim
     assert simulated.replays - before == len(plan_of(optimizer).batches)
 
 
+@pytest.mark.parametrize("shape", [(5, 300, 70), (5, 70, 300), (5, 70, 70)], ids=str)
+def test_norms_of_a_capture_are_those_that_packing_brings(kernel, shape):
+    """To the bit, of tall matrices, too: a GPU packs them as they are. Owners of others' matrices take such norms."""
+    momentum, gradients = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+    norms, directions = torch.empty(shape[0], dtype=torch.float64), torch.empty(shape)
+    kernel.kernels.native.momentum_pack_(list(momentum), list(gradients), directions, 0.9, True, norms=norms)
+    packed = kernel.step.polar_update.Packed(None, 0.0, directions, torch.empty_like(norms))
+    packed.take_norms_()
+    assert torch.equal(packed.norms, norms)
+
+
 def test_a_step_that_is_captured_whole_is_eager(kernel, simulated, monkeypatch):
     optimizer = kernel.Muon(parameters(), **SETTINGS)
     optimizer.warmup(lambda *_: None)
