@@ -67,6 +67,17 @@ def test_a_step_takes_what_its_largest_chain_may(kernel, model, way, settings):
     assert f" {kernel.explain.writing.bytes_text(planned)} of cuda:0 " in note
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"ns_method": "standard"}, {"ns_method": "gram_float32"}, {"ns_method": "gram", "ns_dtype": "float32"}],
+    ids=str,
+)
+def test_a_step_of_a_chosen_method_takes_what_its_largest_chain_may(kernel, settings):
+    """The plan counts two copies where `gram_float32` makes one batch of a chain after the other wider."""
+    planned, taken, _ = planned_and_taken(kernel, "gpt2-124m", "torch", **settings)
+    assert taken - 8 * sum(parameter.matrix for parameter in MODELS["gpt2-124m"]) <= planned <= 1.6 * taken
+
+
 @pytest.mark.parametrize("ns_dtype", ["float16", "float32", "float64"])
 def test_a_step_takes_no_more_beside_a_thread_that_compiles(kernel, ns_dtype, request):
     alone = planned_and_taken(kernel, "llama-1b", "torch", ns_dtype=ns_dtype)
