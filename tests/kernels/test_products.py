@@ -50,6 +50,20 @@ def test_a_product_with_a_long_matrix_has_its_addend(case, a, elsewhere):
     assert_within(result, *roundings.product(B, X, 1.0, (a, X)))
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_products_of_whole_numbers_are_exact(case, elsewhere):
+    """Each dtype holds these numbers: X Xᵀ of signs, and A B and A B A of two polynomials of one matrix."""
+    table, dtype = case
+    neighbours = torch.eye(48).roll(1, 0) + torch.eye(48).roll(-1, 0)
+    A, B, X = torch.eye(48) + neighbours, 2 * neighbours, normal(48, 80).sign()
+    a, b, x = (each.expand(2, -1, -1).to(dtype).contiguous()[slice(None) if table.batched else 0] for each in (A, B, X))
+    outs = [torch.full_like(a, torch.nan) if elsewhere else None for _ in range(2)]
+    found = table.gram(x, outs[0]), table.commuting(a, b, outs[1]), table.conjugated(a, b)
+    for product, exact in zip(found, (X @ X.mT, A @ B, A @ B @ A)):
+        assert product.dtype == dtype and (product == exact).all()
+    assert all(out is None or out.data_ptr() == product.data_ptr() for out, product in zip(outs, found))
+
+
 def test_a_diagonal_is_added_in_place(kernel):
     A, before = symmetric(2, 5), symmetric(2, 5)
     assert kernel.kernels.products.add_to_diagonal_(A, 0.5) is A
