@@ -144,6 +144,11 @@ def test_a_kernel_that_is_slower_than_torchs_is_neither_taken_nor_counted(kernel
     assert (table.gram_gain, table.square_gain) == (1.5, 1.0)
 
 
+def test_a_gpu_that_nothing_is_known_of_takes_torchs_products_by_default(kernel):
+    table = kernel.kernels.products.select_products(torch.device("cuda", 0), torch.float16, 500, 2000)
+    assert (table.name, table.source) == ("torch.bmm", "by default")
+
+
 def test_each_product_is_named_after_the_kernel_of_its_size(kernel, monkeypatch):
     products, device = kernel.kernels.products, torch.device("cuda", 0)
     monkeypatch.setattr(products, "symmetric_choice", lambda *_: kernel.kernels.speeds.gains.Gain(1.5, "shipped"))
@@ -154,6 +159,26 @@ def test_each_product_is_named_after_the_kernel_of_its_size(kernel, monkeypatch)
         table = products.select_products(device, torch.float16, 512, 2048)
         names = ("symmetric_gemm", "hopper_gemm") if compiled == 512 else ("hopper_gemm", "symmetric_gemm")
         assert (table.name, table.square_name) == (" + ".join([*names, "torch.bmm"]), names[1])
+
+
+@pytest.mark.parametrize("among", [None, (0, 1)])
+def test_what_ranks_have_agreed_on_is_asked_for_and_launched(kernel, monkeypatch, among):
+    """A rank that went by its own measurements would round otherwise than those with copies of the same matrix."""
+    pytest.importorskip("triton")
+    products, asked, gain = kernel.kernels.products, [], kernel.kernels.speeds.gains.Gain(1.5, "shipped")
+    monkeypatch.setattr(products, "gain_of", lambda *of: asked.append(of[-1]) or gain)
+    monkeypatch.setattr(products, "launches_hopper_gemm", lambda *of: asked.append(of[-1]))
+    monkeypatch.setattr(products, "symmetric_product", lambda *_, among, **__: asked.append(among))
+    monkeypatch.setattr(products, "measured_sizes", lambda *of: asked.append(of[-1]) or ([], []))
+    schedule = kernel.schedules.resolve_schedule("polar_express", 5)
+    circumstances = kernel.kernels.circumstances.Circumstances(among=among)
+    for place, dtype in (CPU, FLOAT32), (torch.device("cuda", 0), torch.float16):
+        asked.clear()
+        table = kernel.iteration.choose_iteration(place, dtype, (64, 256), schedule, "auto", circumstances).products
+        assert asked and {*asked} == {among}
+    asked.clear()
+    table.gram(torch.ones(1, 64, 256)), table.commuting(*torch.ones(2, 1, 64, 64))
+    assert asked == [among, among]
 
 
 def test_what_was_measured_for_float32_squares_counts_for_no_other_method(kernel, products, measurements, monkeypatch):
