@@ -138,10 +138,11 @@ def test_scaling_by_a_power_of_two_changes_no_bit(kernel, dtype, exponent):
     assert torch.equal(plain, scaled)
 
 
-def test_float64_norms_do_not_overflow(kernel):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_float64_norms_do_not_overflow(kernel, dtype):
     G = with_spectrum(SPECTRA["flat"](8), 8, 12, seed=3)
-    scaled = kernel.orthogonalize(G * 2.0**900, eps=0)
-    torch.testing.assert_close(scaled, kernel.orthogonalize(G, eps=0), atol=1e-10, rtol=0)
+    scaled = kernel.orthogonalize(G * 2.0**900, dtype=dtype, eps=0)
+    torch.testing.assert_close(scaled, kernel.orthogonalize(G, dtype=dtype, eps=0), atol=1e-10, rtol=0)
 
 
 @pytest.mark.kernels_ci
