@@ -113,6 +113,17 @@ def test_plain_code_multiplies_bfloat16_where_torch_is_slower(kernel, products, 
         assert table == tables["NATIVE" if torch_is_slow else "SINGLE"]._replace(source="by default")
 
 
+@pytest.mark.parametrize("instructions, taken", [("amx", "NATIVE_SYMMETRIC"), ("avx512_bf16", "NATIVE")])
+def test_torch_multiplies_long_and_large_matrices_where_it_has_amx(kernel, products, instructions, taken, monkeypatch):
+    """Up to what a core takes alone, the compiled product does all."""
+    monkeypatch.setitem(kernel.kernels.native_products.INSTRUCTIONS, torch.bfloat16, instructions)
+    monkeypatch.setattr(products, "failed_here", lambda *_: ())
+    tables = products.cpu_tables(torch.bfloat16)
+    for size, expected in {(1536, 1536): taken, (96, 128): "NATIVE", (1024, 1024): "NATIVE"}.items():
+        table = products.select_products(CPU, torch.bfloat16, *size, method="standard")
+        assert table == tables[expected]._replace(source="by default")
+
+
 def test_a_variant_without_a_library_leaves_every_product_to_torch(portable_kernel, measurements):
     for dtype in (FLOAT32, torch.bfloat16):
         assert portable_kernel.kernels.products.select_products(CPU, dtype, 96, 128).name == "torch.mm"
