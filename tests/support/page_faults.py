@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from tests.support.rank_pool import load_kernel
 
-SHAPES = [(256, 512)] * 3 + [(512, 256)] * 2 + [(128, 1024), (768, 1024), (1024,)]
+SHAPES = [(256, 512)] * 3 + [(512, 256)] * 2 + [(512, 1536), (768, 1024), (1024,)]
 FIRST, LATER = 3, 10  # steps: Python's own memory and torch's caches grow in the first ones
 
 
