@@ -177,3 +177,14 @@ def test_default_device_does_not_matter(kernel, default):
     finally:
         torch.set_default_device(None)
     assert all(p.isfinite().all() for p in params.values())
+
+
+@pytest.mark.parametrize("shape", [(24, 40), (40, 24), (40, 40), (300, 300)], ids=str)
+def test_an_update_has_the_bits_that_orthogonalize_gives(kernel, shape):
+    """Of a first step without momentum: it is the gradient's factor, however batches are packed."""
+    p = Parameter(torch.zeros(shape))
+    settings = {"lr": 1.0, "weight_decay": 0.0, "momentum": 0.0, "nesterov": False, "ns_dtype": "float32"}
+    optimizer = kernel.Muon([("w", p)], adjust_lr_fn=lambda rows, cols: 1.0, **settings)
+    p.grad = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    optimizer.step()
+    assert torch.equal(-p.detach(), kernel.orthogonalize(p.grad, dtype=torch.float32))
