@@ -97,8 +97,6 @@ class Batch:
     @property
     def _together(self) -> int:
         """How many of its matrices are worked on together at most."""
-        if self.iteration.one_at_a_time:
-            return 1
         m, n = sorted(self.packed_shape)
         return min(len(self.matrices), matrices_together(self.device, (m, n), self.iteration))
 
