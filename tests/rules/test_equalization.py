@@ -139,6 +139,7 @@ def test_what_is_done_is_explained_and_must_be_known(kernel):
     params = [("w", nn.Parameter(torch.ones(8, 20)))]
     rows = kernel.Muon(params, equalize="rows_columns", renormalize="columns_rows").explain().rows
     assert rows[0].kernel.endswith(", rows and columns equalized, renormalized by columns and rows")
+    assert "equalized" not in (plain := kernel.Muon(params).explain().rows[0].kernel) and "renormalized" not in plain
     for wrong in {"equalize": "frobenius"}, {"renormalize": "row"}:
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be one of none, "):
             kernel.Muon(params, **wrong)
