@@ -64,6 +64,19 @@ def test_a_norm_errs_by_its_roundings(norm, shape, dtype, magnitude):
     assert ((norm(X).double() - exact).abs() <= allowed(*shape[1:]) * exact + UNIT * lost).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_norm_is_one_of_float32_where_a_gradient_is_needed(portable_kernel, monkeypatch, dtype):
+    """Each square and each of their sums errs by a rounding of float32 at most, and the root halves what they err.
+
+    The modelled device has no autograd, so the CPU stands in for it.
+    """
+    normalization, X = portable_kernel.kernels.normalization, random((2, 70, 40), dtype)
+    monkeypatch.setattr(normalization, "exact_dtype", lambda *_: torch.float32)
+    norms, exact = normalization.frobenius_norm(X.requires_grad_()), torch.linalg.vector_norm(X.double(), dim=(1, 2))
+    assert norms.dtype == torch.float32 and norms.requires_grad
+    assert ((norms.double().flatten() - exact).abs() <= 70 * 40 * UNIT * exact).all()
+
+
 @pytest.mark.parametrize("magnitude", MAGNITUDES[:3])
 def test_many_small_elements_beside_a_large_one_are_not_forgotten(norm, magnitude):
     """A million of 2^-10 have the norm of the one."""
