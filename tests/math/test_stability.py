@@ -138,6 +138,15 @@ def test_two_steps_may_be_two_windows_where_the_first_step_is_one(kernel, stabil
     assert stability.safe_restarts(schedule[:1], torch.bfloat16, FLOAT32) == ()
 
 
+@pytest.mark.parametrize("steps", [6, 8])
+def test_float32_that_stands_in_for_half_precision_may_change_less(kernel, stability, steps):
+    """Nobody asked for its digits then, but it is not to err as float16 may."""
+    schedule = kernel.schedules.resolve_schedule("polar_express", steps)
+    chosen = {stands_in: stability.safe_restarts(schedule, torch.float32, FLOAT32, stands_in) for stands_in in (0, 1)}
+    bounds = [stability.amplification(schedule, restarts, FLOAT32) * FLOAT32 for restarts in chosen.values()]
+    assert stability.LIMIT >= bounds[0] > stability._CPU_LIMIT >= bounds[1]
+
+
 def test_never_safe_schedule_has_no_restarts(kernel, stability):
     """The first step of Polar Express, again and again, lets everything grow; 12 steps of Jordan's are too many."""
     (first, *_) = kernel.schedules.PRESETS["polar_express"].coefficients
