@@ -98,6 +98,12 @@ def test_a_maximum_that_no_value_reaches_does_not_count(kernel):
     assert kernel.stability.largest_value(((1.5, -0.125, 0.0),)) == 1.375
 
 
+def test_the_largest_value_may_be_negative_or_that_of_a_value_above_one(kernel):
+    """x (3.6 - 62 x² + 60 x⁴) falls to -12 sqrt(0.6) at the root of 0.6; x (6 - x² / 2) has its maximum 8 at 2."""
+    assert kernel.stability.largest_value(((3.6, -62.0, 60.0),)) == pytest.approx(12 * 0.6**0.5)
+    assert kernel.stability.largest_value(((3.0, 0.0, 0.0), (6.0, -0.5, 0.0))) == 8
+
+
 @pytest.mark.parametrize("name", ["polar_express", "polar_express_safer", "quintic", "original"])
 @pytest.mark.parametrize("steps", [1, 5, 9])
 def test_largest_value_is_that_of_a_fine_grid(kernel, name, steps):
