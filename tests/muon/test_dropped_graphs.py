@@ -26,6 +26,18 @@ def test_graphs_that_fit_no_step_any_more_are_dropped_with_a_warning(kernel, sim
     assert f"{count} of {count} batches replay a CUDA graph, captured by warmup()" in optimizer.explain().notes
 
 
+def test_graphs_that_still_fit_are_kept(kernel, simulated):
+    params = parameters()
+    optimizer = kernel.Muon([{"params": params[:3]}, {"params": params[3:]}], **SETTINGS)
+    optimizer.warmup(lambda *_: None)
+    before = dict(optimizer._graphs._replays)
+    optimizer.param_groups[1]["ns_steps"] = 7
+    with pytest.warns(RuntimeWarning, match="1 of the CUDA graphs"):
+        steps(optimizer, 1)
+    (kept,) = optimizer._graphs._replays.items()
+    assert len(before) == 2 and kept in before.items()
+
+
 def test_a_graph_is_not_replayed_after_torch_rounds_float32_in_another_way(kernel, simulated, monkeypatch):
     """As torch.set_float32_matmul_precision does: the graph has the kernels of before."""
     optimizer = kernel.Muon(parameters(), **{**SETTINGS, "ns_dtype": torch.float32})
