@@ -59,10 +59,10 @@ def test_a_graph_with_other_bits_is_not_used(kernel, simulated, monkeypatch):
 
     def wrong(work, device, pool):
         replay = honest(work, device, pool)
-        return lambda: [replay(), *map(spoil_one, work.args)]
+        return lambda: [replay(), *map(double_one, work.args)]
 
-    def spoil_one(members) -> None:
-        members[0].factors.view(-1)[0] += 1.0
+    def double_one(members) -> None:
+        members[0].factors.view(-1)[0] *= 2.0
 
     monkeypatch.setattr(kernel.step.graphs, "captured", wrong)
     with pytest.warns(RuntimeWarning, match="other bits than eager launches"):

@@ -161,6 +161,20 @@ def test_a_chain_is_one_graph(kernel, sharing):
     assert same_bits(found, expected)
 
 
+def test_a_chain_is_eager_if_a_graph_gives_one_batch_other_bits(kernel, sharing, monkeypatch):
+    with sharing(), counted_graphs(kernel, "cpu") as counted:
+
+        def wrong(work, device, pool):
+            replay, (members,) = counted.captured(work, device, pool), work.args
+            return lambda: [replay(), members[0].factors.view(-1)[:1].mul_(2.0)]
+
+        monkeypatch.setattr(kernel.step.graphs, "captured", wrong)
+        optimizer = kernel.Muon(parameters(), **SETTINGS)
+        with pytest.warns(RuntimeWarning, match="other bits than eager launches"):
+            optimizer.warmup(lambda *_: None, budget=0)
+        assert "0 of 4 batches replay a CUDA graph, captured by warmup()" in optimizer.explain().notes
+
+
 def test_a_chain_that_misses_a_gradient_is_eager_in_that_step(kernel, sharing):
     results = []
     for context in (torch.no_grad, sharing):
