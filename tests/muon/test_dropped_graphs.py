@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 
 import pytest
-import torch
 
 from tests.support.graphs_of_updates import SETTINGS, parameters, steps
 from tests.support.inside import plan_of
@@ -27,10 +26,13 @@ def test_graphs_that_fit_no_step_any_more_are_dropped_with_a_warning(kernel, sim
 
 
 def test_graphs_that_still_fit_are_kept(kernel, simulated):
+    """Those of a group with its own eps, too."""
     params = parameters()
-    optimizer = kernel.Muon([{"params": params[:3]}, {"params": params[3:]}], **SETTINGS)
+    optimizer = kernel.Muon([{"params": params[:3]}, {"params": params[3:], "eps": 1e-3}], **SETTINGS)
     optimizer.warmup(lambda *_: None)
-    before = dict(optimizer._graphs._replays)
+    before, replays = dict(optimizer._graphs._replays), simulated.replays
+    steps(optimizer, 1)
+    assert simulated.replays - replays == len(plan_of(optimizer).batches)
     optimizer.param_groups[1]["ns_steps"] = 7
     with pytest.warns(RuntimeWarning, match="1 of the CUDA graphs"):
         steps(optimizer, 1)
@@ -38,9 +40,10 @@ def test_graphs_that_still_fit_are_kept(kernel, simulated):
     assert len(before) == 2 and kept in before.items()
 
 
-def test_a_graph_is_not_replayed_after_torch_rounds_float32_in_another_way(kernel, simulated, monkeypatch):
+@pytest.mark.parametrize("method", [{"ns_dtype": "float32"}, {"ns_dtype": "float16", "ns_method": "gram_float32"}])
+def test_a_graph_is_not_replayed_after_torch_rounds_float32_in_another_way(kernel, simulated, monkeypatch, method):
     """As torch.set_float32_matmul_precision does: the graph has the kernels of before."""
-    optimizer = kernel.Muon(parameters(), **{**SETTINGS, "ns_dtype": torch.float32})
+    optimizer = kernel.Muon(parameters(), **SETTINGS, **method)
     optimizer.warmup(lambda *_: None)
     assert optimizer._graphs._replays
     for module in kernel.plan.plan, kernel.step.graphs:
@@ -49,6 +52,16 @@ def test_a_graph_is_not_replayed_after_torch_rounds_float32_in_another_way(kerne
     with pytest.warns(RuntimeWarning, match="no longer fit"):
         steps(optimizer, 1)
     assert simulated.replays == before
+
+
+def test_a_graph_without_float32_products_stays_however_torch_rounds_these(kernel, simulated, monkeypatch):
+    optimizer = kernel.Muon(parameters(), **SETTINGS, ns_dtype="float16", ns_method="standard")
+    optimizer.warmup(lambda *_: None)
+    for module in kernel.plan.plan, kernel.step.graphs:
+        monkeypatch.setattr(module, "float32_roundoffs", lambda: (2.0**-11, 2.0**-24))
+    before = simulated.replays
+    steps(optimizer, 1)
+    assert simulated.replays - before == len(plan_of(optimizer).batches)
 
 
 def test_a_warm_up_after_a_change_says_nothing_of_old_graphs(kernel, simulated):
