@@ -86,6 +86,10 @@ def test_a_graph_that_writes_nothing_is_not_used(kernel, simulated, monkeypatch)
     assert same_bits(steps(optimizer), steps(kernel.Muon(parameters(), **SETTINGS)))
 
 
+def test_nothing_is_said_of_graphs_where_there_are_none(kernel):
+    assert not any("CUDA graph" in note for note in kernel.Muon(parameters(), **SETTINGS).explain().notes)
+
+
 def test_a_second_warm_up_drops_the_graphs_of_the_first(kernel, simulated, monkeypatch):
     """All graphs share memory, which is made anew."""
 
