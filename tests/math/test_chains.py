@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.allocations import Allocations
 
@@ -195,3 +196,29 @@ def test_peak_memory_follows_a_formula(kernel, monkeypatch, longer, method, toge
     assert {factors.dtype for factors in found} == {torch.float16}
     # Norms and their intermediate results are a few numbers a row; what is counted later is freed before.
     assert 2 * 2 * elements + count * square <= held.peak <= formula + 64 * m * count
+
+
+@pytest.mark.parametrize("steps, restarts", [(1, ()), (5, ()), (5, (2,)), (5, (1, 3))])
+def test_an_iteration_takes_the_flops_that_it_is_counted_with(kernel, steps, restarts):
+    single, X = kernel.kernels.products.SINGLE, drawn((24, 40))
+    schedule = kernel.schedules.resolve_schedule("polar_express", steps)
+    windows, taken = kernel.stability.split(schedule, restarts), []
+    for iterate in (
+        lambda: kernel.kernels.newton_schulz.newton_schulz(X, schedule, single),
+        lambda: kernel.kernels.newton_schulz.gram_newton_schulz(X, windows, single, X.dtype),
+    ):
+        with FlopCounterMode(display=False) as counted:
+            iterate()
+        taken.append(counted.get_total_flops())
+    assert tuple(taken) == kernel.iteration.iteration_costs(24, 40, steps, len(windows), single)
+
+
+@pytest.mark.parametrize("name, on_diagonal", [("BATCHED", True), ("SINGLE", False)])
+def test_a_multiple_of_x_is_added_on_the_diagonal_where_adding_it_would_copy_x(kernel, name, on_diagonal):
+    """In the standard iteration, and where a window of the Gram iteration is one step."""
+    table, added, schedule = getattr(kernel.kernels.products, name), [], kernel.polar_express()
+    noting = table._replace(affine=lambda B, X, a, out=None: added.append(a) or table.affine(B, X, a, out))
+    X = drawn((1, 24, 40))[slice(None) if table.batched else 0]
+    kernel.kernels.newton_schulz.newton_schulz(X, schedule, noting)
+    kernel.kernels.newton_schulz.gram_newton_schulz(X, [[step] for step in schedule], noting, X.dtype)
+    assert added == [0.0 if on_diagonal else a for a, _, _ in (*schedule, *schedule)]
