@@ -55,6 +55,14 @@ def test_float32_squares_are_the_default_where_bfloat16_is_twice_as_fast(kernel,
         assert takes(m, least) == expected
 
 
+def test_ranks_sum_gram_matrices_of_bfloat16_in_float32_alone(kernel):
+    schedule = kernel.schedules.resolve_schedule("polar_express", 5)
+    case = CPU, torch.bfloat16, (64, 640), schedule
+    found = kernel.iteration.summed_iteration(*case, "gram_float32")
+    assert (found.method, found.work_dtype, found.chain_dtype) == ("gram_float32", torch.bfloat16, torch.float32)
+    assert kernel.iteration.summed_iteration(*case, "gram") is None
+
+
 @pytest.mark.parametrize("method", ["auto", "gram_float32"])
 def test_products_that_have_failed_their_proof_give_way_to_the_next(kernel, monkeypatch, method):
     products = kernel.kernels.products
