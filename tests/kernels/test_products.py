@@ -70,10 +70,13 @@ def test_a_diagonal_is_added_in_place(kernel):
     assert torch.equal(A, before + 0.5 * torch.eye(5))
 
 
+@pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_a_matrix_in_another_dtype_than_its_gram_matrix_is_multiplied_by_torch(kernel, products, dtype, monkeypatch):
+def test_a_matrix_in_another_dtype_than_its_gram_matrix_is_multiplied_by_torch(
+    kernel, products, dtype, fast, monkeypatch
+):
     """The method `gram_float32` has such; the compiled product takes no float16, and may be slow in bfloat16."""
-    monkeypatch.setattr(kernel.kernels.native_products, "is_faster", lambda of: of != torch.bfloat16)
+    monkeypatch.setattr(kernel.kernels.native_products, "is_faster", lambda of: fast and of != torch.bfloat16)
     schedule = kernel.schedules.resolve_schedule("polar_express", 5)
     iteration = kernel.iteration.choose_iteration(CPU, dtype, (48, 80), schedule, "gram_float32")
     B, X = symmetric(2, 48, dtype), normal(2, 48, 80, dtype=dtype)
@@ -129,7 +132,7 @@ def test_a_variant_without_a_library_leaves_every_product_to_torch(portable_kern
         assert portable_kernel.kernels.products.select_products(CPU, dtype, 96, 128).name == "torch.mm"
 
 
-def test_autograd_and_vmap_go_through_torchs_products(kernel, products):
+def test_autograd_and_vmap_go_through_torchs_products(kernel, products, monkeypatch):
     is_transformed, X = kernel.kernels.tracing.is_transformed, torch.ones(2, 3, 4)
     seen = []
     torch.vmap(lambda x: seen.append(is_transformed(x)) or x)(X)
@@ -140,6 +143,10 @@ def test_autograd_and_vmap_go_through_torchs_products(kernel, products):
         assert is_transformed(forward_ad.make_dual(X, X)) and not is_transformed(X)
     circumstances = kernel.kernels.circumstances.Circumstances(transformed=True)
     assert products.select_products(CPU, FLOAT32, 96, 128, circumstances) is products.SINGLE
+    gain = kernel.kernels.speeds.gains.Gain(1.5, "shipped")
+    monkeypatch.setattr(products, "symmetric_choice", lambda *_: gain)
+    cuda = torch.device("cuda", 0), torch.float16, 512, 2048
+    assert products.select_products(*cuda, circumstances) is products.BATCHED is not products.select_products(*cuda)
 
 
 def test_a_kernel_that_is_slower_than_torchs_is_neither_taken_nor_counted(kernel, monkeypatch):
