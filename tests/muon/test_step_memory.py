@@ -6,7 +6,7 @@ import pytest
 from torch._C._dynamo.eval_frame import set_eval_frame
 
 from benchmarks.fake_gpu import fake_gpu, fake_optimizer
-from benchmarks.shapes import MODELS
+from benchmarks.shapes import MODELS, Parameter
 from tests.support.allocations import Allocations
 from tests.support.inside import plan_of
 
@@ -76,6 +76,14 @@ def test_a_step_of_a_chosen_method_takes_what_its_largest_chain_may(kernel, sett
     """The plan counts two copies where `gram_float32` makes one batch of a chain after the other wider."""
     planned, taken, _ = planned_and_taken(kernel, "gpt2-124m", "torch", **settings)
     assert taken - 8 * sum(parameter.matrix for parameter in MODELS["gpt2-124m"]) <= planned <= 1.6 * taken
+
+
+@pytest.mark.parametrize("method", ["gram", "gram_float32"])
+def test_many_matrices_of_one_shape_take_what_is_planned(kernel, monkeypatch, method):
+    """All of them are copied in float32 at once, for their Gram matrices; few are worked on together after that."""
+    monkeypatch.setitem(MODELS, "alike", [Parameter(f"layers.{i}.weight", (1024, 2048), True) for i in range(64)])
+    planned, taken, _ = planned_and_taken(kernel, "alike", "torch", ns_method=method)
+    assert taken - 8 * 64 <= planned <= 1.6 * taken
 
 
 @pytest.mark.parametrize("ns_dtype", ["float16", "float32", "float64"])
