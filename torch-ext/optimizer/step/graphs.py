@@ -113,20 +113,14 @@ class UpdateGraphs:
         return [f"{replayed} of {count} batches replay a CUDA graph, captured by warmup()"] if able else []
 
     def stages(self, chains: Iterable[Chain], groups: Sequence[Group]) -> list[Stage]:
-        """Return stages that capture a graph for each kind of whole chain on GPUs; the first drops all old graphs.
+        """Return stages that capture a graph for each kind of whole chain on GPUs, after `drop`.
 
         Each returns what it has done.
         """
         whole_chains = {_whole(chain, groups): chain for chain in chains if can_capture(chain[0].device)}
         buffers: dict[torch.device, _Buffers] = {}
         captures = [partial(self._capture, kinds, chain, buffers) for kinds, chain in whole_chains.items()]
-        return [partial(self._make_room, list(whole_chains), buffers), *captures] if whole_chains else []
-
-    def _make_room(self, of_chains: Sequence[Kinds], buffers: dict[torch.device, _Buffers]) -> str:
-        self.drop()
-        for device in {kinds[0].device for kinds in of_chains}:
-            buffers[device] = _Buffers(device, [kinds for kinds in of_chains if kinds[0].device == device])
-        return f"memory for {len(of_chains)} CUDA graphs"
+        return [partial(_make_room, list(whole_chains), buffers), *captures] if whole_chains else []
 
     def _capture(self, kinds: Kinds, chain: Chain, buffers: dict[torch.device, _Buffers]) -> str:
         """Capture a graph, and keep it if its bits are those of the eager update."""
@@ -187,6 +181,13 @@ class _Buffers:
         directions, factors = _parts(kinds)
         views = parts_of(self._directions, directions, DEVICE_ALIGNMENT)
         return list(zip(views, parts_of(self._factors, factors, DEVICE_ALIGNMENT)))
+
+
+def _make_room(of_chains: Sequence[Kinds], buffers: dict[torch.device, _Buffers]) -> str:
+    """Put memory for the graphs of some chains into `buffers`; return what was done."""
+    for device in {kinds[0].device for kinds in of_chains}:
+        buffers[device] = _Buffers(device, [kinds for kinds in of_chains if kinds[0].device == device])
+    return f"memory for {len(of_chains)} CUDA graphs"
 
 
 def _parts(kinds: Kinds) -> tuple[list[Part], list[Part]]:
