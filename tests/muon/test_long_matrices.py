@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch.nn import Parameter
 
+from tests.support.inside import plan_of
+
 ROWS, COLS, COUNT = 70, 200, 5
 SETTINGS = {"lr": 0.1, "ns_dtype": torch.bfloat16, "ns_method": "gram_float32", "weight_decay": 0.0}
 
@@ -46,3 +48,11 @@ def test_what_has_no_gradient_does_not_move(kernel, gradients):
     """Rows and columns of zeros, and a matrix of zeros."""
     for p, gradient in zip(stepped(kernel, gradients), gradients):
         assert torch.equal(p == 1, gradient == 0)
+
+
+def test_the_work_is_that_of_the_gram_iteration(kernel):
+    optimizer = kernel.Muon([("weight", Parameter(torch.ones(ROWS, COLS)))], **SETTINGS)
+    (row,), ((matrix,),) = optimizer.explain().rows, plan_of(optimizer).matrices
+    steps, windows = sum(map(len, matrix.iteration.windows)), len(matrix.iteration.windows)
+    standard, gram = kernel.iteration.iteration_costs(ROWS, COLS, steps, windows, matrix.iteration.products)
+    assert row.flops == gram != standard
