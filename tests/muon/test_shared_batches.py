@@ -61,3 +61,17 @@ def test_matrices_of_one_size_with_unlike_multipliers_step_as_alone(kernel, monk
     # of the update, whose elements are at most lr, the multiplier 0.2 * sqrt(8) and about 1, and of the parameter.
     for p, other in zip(together.values(), alone.values()):
         torch.testing.assert_close(p, other, rtol=2**-23, atol=0.1 * 0.2 * 8**0.5 * 2**-23)
+
+
+def test_batches_follow_the_number_of_threads(kernel):
+    """Of matrices whose squares fill a core's cache each thread takes one."""
+    params = [Parameter(matrix(300, 300, i)) for i in range(4)]
+    optimizer = kernel.Muon([{"params": params}], ns_dtype="float32")
+    for threads in (2, 1, 2):
+        torch.set_num_threads(threads)
+        for p in params:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        batched = plan_of(optimizer).batches[0].iteration.products.batched
+        expected = threads if batched else 1
+        assert {len(batch.matrices) for batch in plan_of(optimizer).batches} == {expected}
