@@ -117,3 +117,5 @@ def test_it_is_explained_and_counted_as_two_passes(kernel):
     costs = [[matrix.cost for (matrix,) in plan_of(each).matrices] for each in (plain, optimizer)]
     steps = [kernel.plan.costs.owners_cost(40, 12, count) for count in (5, 10)]
     assert [costs[0][0], costs[1][0]] == steps and costs[0][1] == costs[1][1]
+    work = [[row.flops for row in each.explain().rows] for each in (plain, optimizer)]
+    assert work[1] == [2 * work[0][0], work[0][1]]
