@@ -75,3 +75,14 @@ def test_batches_follow_the_number_of_threads(kernel):
         batched = plan_of(optimizer).batches[0].iteration.products.batched
         expected = threads if batched else 1
         assert {len(batch.matrices) for batch in plan_of(optimizer).batches} == {expected}
+
+
+def test_parameters_of_two_dtypes_share_no_batch(kernel, monkeypatch):
+    """Though their momentum has one: the passes take lists of one dtype."""
+    monkeypatch.setattr(kernel.plan.batches, "_length", lambda *_: 4)
+    params = [Parameter(matrix(16, 16, i).to(dtype)) for i, dtype in enumerate((torch.float32, torch.bfloat16))]
+    optimizer = kernel.Muon([{"params": params}], momentum_dtype="float32")
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert [len(batch.matrices) for batch in plan_of(optimizer).batches] == [1, 1]
