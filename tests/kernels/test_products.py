@@ -215,7 +215,7 @@ def test_what_was_measured_for_float32_squares_counts_for_no_other_method(kernel
     }
 
 
-@pytest.mark.parametrize("cols", [9, 16])
+@pytest.mark.parametrize("cols", [9, 12, 16])
 def test_blas_gets_no_operand_that_begins_inside_a_cache_line(kernel, cols, monkeypatch):
     """On some processors it sums such an operand in another order, so no test of bits tells on the others."""
     affine, begun, addmm = kernel.kernels.affine_products, [], torch.addmm
