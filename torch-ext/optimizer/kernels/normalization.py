@@ -28,8 +28,9 @@ def normalize(
 ) -> Tensor:
     """Return scale * G / max(|G|_F, eps) for each matrix of G (..., m, n), in `work_dtype`.
 
-    The result is written to `out` if that is given, which may be G. If G is only a part of a matrix, pass the norm of
-    the whole as `norm` (..., 1, 1), in `exact_dtype`. With `norm` (..., m, 1) each row is divided by its number.
+    The result is written to `out` if that is given, which may be G; autograd and torch.func need new memory. If G is
+    only a part of a matrix, pass the norm of the whole as `norm` (..., 1, 1), in `exact_dtype`. With `norm` (..., m, 1)
+    each row is divided by its number.
     `normalize_` says when a matrix times a power of two gives the same bits.
     """
     norm = frobenius_norm(G) if norm is None else norm
@@ -43,9 +44,7 @@ def normalize(
         return normalized.view(G.shape) if new else out
     exact = torch.promote_types(torch.promote_types(G.dtype, work_dtype), torch.float32)
     by = multiplier(norm, eps, scale, exact)
-    if out is None:
-        return (G * by).to(work_dtype)
-    return out.copy_(G * by) if is_transformed(G) else torch.mul(G, by, out=out)
+    return (G * by).to(work_dtype) if out is None else torch.mul(G, by, out=out)
 
 
 def frobenius_norm(X: Tensor) -> Tensor:
