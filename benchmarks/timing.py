@@ -80,8 +80,9 @@ def run_rounds(
             break
         for whose in race.order_of_round(list(turns), turn):
             with blaming(whose):
-                for name in turns[whose]:
-                    seconds[name].append(seconds_of(works[name], device))
+                taken = [(name, seconds_of(works[name], device)) for name in turns[whose]]
+            for name, each in taken:
+                seconds[name].append(each)
     return {name: times[WARM_UP:] for name, times in seconds.items()}
 
 

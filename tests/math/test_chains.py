@@ -160,10 +160,10 @@ def test_what_shares_a_chain(kernel):
     """The Gram iterations of a GPU whose m x m products are the same, if they take several matrices; none on a CPU."""
     products, chain_key = kernel.kernels.products, kernel.polar.chains.chain_key
 
-    def of(n: int, method: str, table, device=GPU, in_one_launch: bool = False, dtype=torch.float16, steps: int = 5):
+    def of(n: int, method: str, table, device=GPU, dtype=torch.float16, steps: int = 5, **others):
         schedule = kernel.schedules.resolve_schedule("polar_express", steps)
         chosen = kernel.iteration.choose_iteration(CPU, dtype, (24, n), schedule, method)
-        return chain_key(device, chosen._replace(products=table, in_one_launch=in_one_launch))
+        return chain_key(device, chosen._replace(products=table, **others))
 
     batched = products.BATCHED._replace(square_name="torch.bmm")
     assert of(48, "gram", batched) == of(96, "gram", batched._replace(gram=torch.matmul, gram_gain=1.4)) is not None

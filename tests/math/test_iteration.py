@@ -225,15 +225,13 @@ def ship(kernel, monkeypatch, *sizes: tuple[int, int, float]) -> None:
 @pytest.mark.parametrize("gain, expected", [((), False), ((64, 256, 0.99), False), ((64, 256, 1.0), True)])
 def test_one_launch_is_chosen_only_where_measured_faster(kernel, monkeypatch, gain, expected):
     ship(kernel, monkeypatch, *([gain] if gain else []))
-    schedule = kernel.schedules.resolve_schedule("polar_express", 5)
+    schedule, gpu = kernel.schedules.resolve_schedule("polar_express", 5), torch.device("cuda", 0)
     choose = kernel.iteration.choose_iteration
-    small = choose(torch.device("cuda", 0), torch.float16, (64, 256), schedule)
+    small = choose(gpu, torch.float16, (64, 256), schedule)
     assert small.in_one_launch == expected and ("small_polar" in str(small)) == expected
-    large = choose(torch.device("cuda", 0), torch.float16, (129, 256), schedule)
-    assert (
-        not large.in_one_launch
-        and not choose(torch.device("cuda", 0), torch.float16, (64, 256), schedule, "gram_float32").in_one_launch
-    )
+    large = choose(gpu, torch.float16, (129, 256), schedule)
+    assert not large.in_one_launch
+    assert not choose(gpu, torch.float16, (64, 256), schedule, "gram_float32").in_one_launch
 
 
 def test_one_launch_takes_no_derivative_and_says_who_measured_it(kernel, monkeypatch):

@@ -67,10 +67,9 @@ def golden_options(kernel, case, G):
 def run_case(kernel, case, G, dtype):
     """Orthogonalize each matrix with its own eps."""
     matrices = G.reshape(-1, *G.shape[-2:])
-    results = [
-        kernel.orthogonalize(X.to(torch.promote_types(X.dtype, dtype)), dtype=dtype, **golden_options(kernel, case, X))
-        for X in matrices
-    ]
+    wide = matrices.to(torch.promote_types(G.dtype, dtype))
+    options = [golden_options(kernel, case, X) for X in matrices]
+    results = [kernel.orthogonalize(X, dtype=dtype, **given) for X, given in zip(wide, options)]
     return torch.stack(results).reshape(G.shape)
 
 
