@@ -138,6 +138,7 @@ def test_layers_sharing_a_number_are_known_only_by_name(plan):
         ({"head_dim": 4, "is_mla": True}, ValueError, "needs qk_nope_head_dim"),
         ({"head_dim": 4, "layers": [("q", "k", "v")]}, ValueError, "fused weight, or query and key"),
         ({"head_dim": 4, "layers": []}, ValueError, "fused weight, or query and key"),
+        ({"head_dim": 4, "layers": [()]}, ValueError, "fused weight, or query and key"),
         ({"head_dim": 4, "by_head": 1}, TypeError, "by_head of qk_clip must be True or False, got 1"),
         ([("head_dim", 4)], TypeError, "must be a dict of settings, got list"),
         ({"head_dim": 4, 5: 1, "a": 2}, ValueError, r"no keys \['5', 'a'\], only alpha"),
@@ -147,6 +148,7 @@ def test_layers_sharing_a_number_are_known_only_by_name(plan):
         ({"alpha": [0.5], "head_dim": 4}, TypeError, r"alpha of qk_clip must be a number, got \[0\.5\]"),
         ({"is_mla": "no", "head_dim": 4}, TypeError, "is_mla of qk_clip must be True or False, got 'no'"),
         ({"q_indices": 5, "head_dim": 4}, TypeError, "q_indices of qk_clip must be numbers of heads, got 5"),
+        ({"q_indices": [-1], "head_dim": 4}, ValueError, "q_indices of qk_clip must be .* at least 0, got -1"),
         ({"k_indices": "01", "head_dim": 4}, TypeError, "k_indices of qk_clip must be numbers of heads, got '01'"),
         ({"k_indices": [None], "head_dim": 4}, ValueError, "k_indices of qk_clip must be a whole number .* got None"),
         ({"layers": 5, "head_dim": 4}, TypeError, "layers of qk_clip must be a sequence or a dict .* got 5"),
@@ -185,6 +187,8 @@ BY_INDEX = {"head_dim": 4, "num_kv_heads": 2, "by_head": True, "q_indices": [0, 
         ({"head_dim": 4}, pair(3, 2), "3 query heads .* cannot share 2 key heads"),
         ({"head_dim": 4}, {"a.qkv.weight": (16, 8)}, r"needs num_kv_heads for a\.qkv\.weight, which has 4 heads"),
         ({"head_dim": 4, "num_kv_heads": 3}, {"a.qkv.weight": (20, 8)}, "cannot share 3 key heads"),
+        ({"head_dim": 4, "num_kv_heads": 2}, {"a.qkv.weight": (16, 8)}, "the 0 query heads .* cannot share 2"),
+        ({**LATENT, "layers": [("q", "k")]}, {"q": (12,), "k": (14,)}, r"heads of 6 rows in q, whose shape is \(12,\)"),
         (LATENT, {"a.qkv.weight": (42, 8)}, "needs a query and a key weight for latent attention"),
         ({"head_dim": 4, "layers": [("q", "k")]}, {"q": (8, 8)}, r"not parameters: \['k'\]"),
         ({"head_dim": 4, "layers": [("q", "q")]}, {"q": (8, 8)}, "q is in several"),
@@ -199,10 +203,17 @@ def test_weights_that_do_not_fit_are_refused_by_name(plan, settings, shapes, mes
 
 
 def test_what_lies_beside_a_weight_in_its_module_is_not_the_weight(plan):
-    """As the mask of a pruned one. The number of a layer is the last one in its name."""
-    weights = pair(2, layer="towers.0.layers.3.attn")
-    layers = plan({"head_dim": 4}, {**weights, "towers.0.layers.3.attn.q_proj.mask": (8, 8)})
-    assert set(layers) == {"towers.0.layers.3.attn", 3} and set(layers[3].weights) == set(weights)
+    """As the mask of a pruned one, in either order. The number of a layer is the last one in its name."""
+    weights, mask = pair(2, layer="towers.0.layers.3.attn"), {"towers.0.layers.3.attn.q_proj.mask": (8, 8)}
+    for shapes in ({**weights, **mask}, {**mask, **weights}):
+        layers = plan({"head_dim": 4}, shapes)
+        assert set(layers) == {"towers.0.layers.3.attn", 3} and set(layers[3].weights) == set(weights)
+
+
+@pytest.mark.parametrize("name, shape", [("stem.qkv.weight", (24, 8, 1, 1)), ("stem.qkv.net.0.weight", (24, 8))])
+def test_convolutions_and_layers_inside_a_module_of_such_a_name_are_not_found(plan, name, shape):
+    """Nobody has said that their rows are heads, and others can be clipped all the same."""
+    assert plan({"head_dim": 4}, {**pair(2), name: shape}) == plan({"head_dim": 4}, pair(2))
 
 
 def test_a_layer_has_its_modules_name_with_and_without_wrappers(plan):

@@ -55,19 +55,28 @@ def test_a_factor_with_other_rows_than_its_weight_is_refused(kernel):
         kernel.Muon(named.items(), qk_clip={"head_dim": HEAD})
 
 
+def test_an_adapter_of_a_longer_name_belongs_to_another_attention(kernel):
+    named = {f"attn.{name}.weight": Parameter(torch.ones(8, 8)) for name in ("q_proj", "k_proj")}
+    other = named["cross.attn.q_proj.lora_B"] = Parameter(torch.ones(8, 4))
+    clipped(kernel, named, "attn")
+    assert named["attn.q_proj.weight"].unique().tolist() == [FACTOR] and other.unique().tolist() == [1.0]
+
+
 def test_two_weights_of_one_role_are_asked_about(kernel):
     named = {f"attn.{name}.weight": Parameter(torch.ones(8, 8)) for name in ("q_proj", "wq", "k_proj")}
     with pytest.raises(ValueError, match=r"takes attn\.q_proj\.weight or attn\.wq\.weight as query: .* `layers`"):
         kernel.Muon(named.items(), qk_clip={"head_dim": HEAD})
 
 
-def test_the_bias_of_separate_weights_is_scaled_as_far_as_they_reach(kernel):
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+def test_the_bias_of_separate_weights_is_scaled_as_far_as_they_reach(kernel, alpha):
     """torch has one bias for the queries, keys and values of an attention with other widths of keys."""
     attention = nn.MultiheadAttention(8, 2, kdim=4, vdim=4)
     nn.init.ones_(attention.in_proj_bias)
     named = {f"attn.{name}": p for name, p in attention.named_parameters()}
-    clipped(kernel, named, 0, layers=[("attn.q_proj_weight", "attn.k_proj_weight")])
-    assert attention.in_proj_bias.tolist() == [FACTOR] * 16 + [1.0] * 8
+    clipped(kernel, named, 0, layers=[("attn.q_proj_weight", "attn.k_proj_weight")], alpha=alpha)
+    gamma = FACTOR**2
+    assert attention.in_proj_bias.tolist() == [gamma**alpha] * 8 + [gamma ** (1 - alpha)] * 8 + [1.0] * 8
 
 
 def test_a_step_that_overflow_skips_scales_neither_biases_nor_frozen_weights(kernel):

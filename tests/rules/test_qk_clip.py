@@ -193,9 +193,10 @@ def test_logits_of_a_wrong_head_count_are_refused(clip):
     assert layer.counts() == (0, 0)
 
 
-def test_whole_logits_bring_advice_that_works(clip):
+@pytest.mark.parametrize("batch", [(), (1,)], ids=str)
+def test_whole_logits_bring_advice_that_works(clip, batch):
     """(batch, heads, queries, keys), of which only the largest of each head counts."""
-    layer, logits = clip({"head_dim": 4}, pair(2)), torch.ones(1, 2, 5, 5)
+    layer, logits = clip({"head_dim": 4}, pair(2)), torch.ones(*batch, 2, 5, 5)
     with pytest.raises(ValueError, match=r"Give the largest logit of each head: logits\.amax\(\(-2, -1\)\)$"):
         layer.observe_(0, logits)
     layer.observe_(0, logits.amax((-2, -1)))
