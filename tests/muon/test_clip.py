@@ -195,6 +195,18 @@ def test_replaced_parameters_are_clipped(kernel):
     assert attention.largest_logits().max() < 1.01 * THRESHOLD
 
 
+def test_a_model_that_gets_its_values_after_its_optimizer_was_made_is_clipped(kernel):
+    """Nothing has been observed on the meta device, and nothing is kept there."""
+    attention = copy.deepcopy(KINDS["mha"])
+    empty = [(name, Parameter(torch.empty_like(p, device="meta"))) for name, p in attention.named.items()]
+    optimizer = kernel.Muon(empty, lr=0.0, qk_clip=attention.settings)
+    for group in optimizer.param_groups:
+        group["params"] = [attention.named[name] for name in group["param_names"]]
+    optimizer.observe_qk_logits("attn", attention.largest_logits())
+    optimizer.step()
+    assert attention.largest_logits().max() < 1.01 * THRESHOLD
+
+
 def test_weights_of_one_name_are_refused(kernel):
     """As of an actor and a critic in two groups: only one of the two would be found."""
     first, second = copy.deepcopy(KINDS["mha"]), copy.deepcopy(KINDS["mha"])
