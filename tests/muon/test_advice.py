@@ -104,6 +104,13 @@ def test_muon_that_holds_no_matrix_says_so(kernel):
     assert "because of min_dim_too_small (1), leading_unit_dims (1)." in line
 
 
+@pytest.mark.parametrize("role, is_said", [("embedding", False), ("output_head", False), ("router", True)])
+def test_no_matrix_is_no_surprise_where_modules_say_that_all_are_tables_or_heads(kernel, role, is_said):
+    group = {"params": parameters(gate__weight=(8, 64)), "use_muon": False, "reason": role, "role": role}
+    lines, _ = warned(lambda: kernel.Muon([group]))
+    assert [line.startswith("Muon has no matrix: ") for line in lines] == [True] * is_said
+
+
 @pytest.mark.parametrize("use_muon, why", [(True, {}), (False, {}), (False, {"role": "a"}), (False, {"reason": "b"})])
 def test_a_decision_ends_the_warning(kernel, use_muon, why):
     thin = {"params": parameters(thin__weight=(4, 1024)), "use_muon": use_muon, **why}

@@ -44,6 +44,7 @@ def test_a_rate_without_a_ratio_is_a_warning(kernel, lr):
         dict(lr=0.0, adamw_lr=0.0),
         dict(lr=0.02, adamw_lr=0.003),
         dict(lr=0.02, adamw_lr=0.0),
+        dict(lr=1e-5, adamw_lr=3e-5),  # lr times their ratio is another number in the last digit
         dict(lr=0.0, adamw_lr=torch.tensor(0.003)),
         dict(lr=torch.tensor(0.0), adamw_lr=0.003),
     ],
@@ -55,6 +56,15 @@ def test_rates_that_have_a_ratio_or_are_tensors_are_no_warning(kernel, settings)
         warnings.simplefilter("error")
         kernel.Muon(named_parameters().items(), **settings)
         kernel.Muon([("up.weight", Parameter(torch.ones(8, 8)))], lr=0.0, adamw_lr=0.003)
+
+
+def test_no_rate_of_adamw_on_a_device_is_compared(kernel):
+    """To read it would wait for the device; here it cannot be read at all."""
+    here, elsewhere = torch.tensor(0.003), torch.empty((), device="meta")
+    for default, lr in ((0.003, elsewhere), (elsewhere, here)):
+        groups = [{"use_muon": False, "lr": lr, "lr_factor": 1.0, "weight_decay": 0.1}]
+        defaults = {"adamw_lr": default, "adamw_weight_decay": None}
+        assert kernel.parameters.advice.idle_adamw_arguments(groups, defaults) == []
 
 
 @pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
