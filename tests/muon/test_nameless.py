@@ -52,6 +52,23 @@ def test_names_in_a_sequence_of_modules_say_nothing_and_the_modules_do(kernel):
 
 
 @pytest.mark.parametrize(
+    "names, said",
+    [
+        (["weight"], []),
+        (["weight", "up.weight"], ["weight"]),
+        (["weight", "weight"], ["2 parameters"]),
+        (["0.weight", "2.weight"], ["2 parameters"]),
+        (["0.weight", "2.weight", "wte.weight"], []),
+    ],
+    ids=str,
+)
+def test_numbers_say_nothing_unless_a_table_has_a_name_and_weight_alone_is_one_layer_at_most(kernel, names, said):
+    groups = [{"params": [(name, Parameter(torch.ones(8, 8)))]} for name in names]
+    lines = [line for line in warned(lambda: kernel.Muon(groups))[0] if "matrices without names" in line]
+    assert [line.split(" (")[0] for line in lines] == said
+
+
+@pytest.mark.parametrize(
     "make",
     [
         lambda kernel, p: kernel.Muon([{"params": [p], "use_muon": True}]),

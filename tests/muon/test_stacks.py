@@ -143,3 +143,8 @@ def test_muon_is_not_guessed_for_what_no_name_tells(kernel):
             make(params, is_muon=lambda name, p: True)
     with pytest.raises(ValueError, match=words):
         kernel.Muon([{"params": params, "use_muon": True}])
+
+
+def test_the_work_of_a_stack_is_that_of_its_matrices(kernel):
+    stack, one = (kernel.Muon([("experts.w1", parameter(*shape))]).explain().rows for shape in ((3, 8, 16), (8, 16)))
+    assert stack[0].flops == 3 * one[0].flops > 0

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
 
 from benchmarks.fake_gpu import fake_gpu, fake_optimizer
@@ -104,3 +105,8 @@ def test_the_faq_says_what_a_step_takes(kernel, repository, model, way):
     limit = kernel.polar.packing.BATCH_BYTES // 2**20
     text = (repository / "docs/faq.md").read_text()
     assert f"{said} GiB for {name}" in text and f"up to {limit} MiB" in text
+
+
+def test_parameters_without_memory_take_none(kernel):
+    empty = torch.nn.Parameter(torch.empty(8, 16, device="meta"))
+    assert not any(note.startswith("memory: ") for note in kernel.Muon([("up.weight", empty)]).explain().notes)

@@ -248,3 +248,8 @@ def test_complex_parameters_are_left_out_and_told(kernel):
     assert note == f"left out: {refused}. Give them to a torch.optim.AdamW beside this optimizer"
     with pytest.raises(TypeError, match=r"1\.weight is torch\.complex64: give it to a torch\.optim\.AdamW"):
         kernel.route(model.named_parameters())
+
+
+def test_nobody_misses_frozen_parameters_that_muon_would_refuse(kernel):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, dtype=torch.complex64).requires_grad_(False))
+    assert not any(note.startswith("left out: ") for note in kernel.groups_for(model).choices.notes)

@@ -94,3 +94,13 @@ def test_accidents_are_tried_again(kernel, tune, measurements, contests, table_c
     contests.clear()
     run(tune.Tuner(60.0, table_clock({**EVEN, "NATIVE": 0.1})), tune, tune.unmeasured(tasks(kernel, (24, 40))))
     assert chosen(kernel, 24, 40).name != "torch.mm"
+
+
+def test_a_size_that_another_process_has_measured_meanwhile_is_measured_anew(
+    kernel, measurements, tune, contests, table_clock
+):
+    (task,) = tasks(kernel, (24, 40))
+    for fastest in ("NATIVE_SYMMETRIC", "SINGLE"):
+        assert tune.Tuner(60.0, table_clock({**EVEN, fastest: 0.1})).measure(task, 0).entry["products"] == fastest
+        measurements.forget()
+    assert not tune.unmeasured([task])

@@ -105,6 +105,13 @@ def test_what_has_been_cut_since_is_not_remarked(kernel):
     assert len(said(optimizer.explain().notes)) == 1
 
 
+def test_what_a_user_gives_to_adamw_is_not_remarked(kernel):
+    groups = kernel.groups_for(gates())
+    for group in groups:
+        group["use_muon"] = False
+    assert said(kernel.Muon(groups).explain().notes) == []
+
+
 def test_modulations_are_remarked(kernel):
     """Of diffusion transformers: by a module's name, or by its class; a square one has one part."""
 
