@@ -69,6 +69,7 @@ def test_deepseeks_schedule_is_eight_steps_and_two(schedules):
     np.testing.assert_allclose((y.min(), y.max()), preset.band, atol=2e-6)
     with pytest.raises(ValueError, match="deepseekv4 has 10 steps: write ns_steps=10, got 9"):
         schedules.resolve_schedule("deepseekv4", 9)
+    assert schedules.resolve_schedule("deepseekv4", 11) == preset.coefficients + preset.coefficients[-1:]
 
 
 @pytest.mark.parametrize("alias, name, steps", [("jordan", "original", 5), ("deepseekv4", "deepseek_v4", 10)])
@@ -156,6 +157,8 @@ def test_steps_cut_a_schedule_or_repeat_its_last_triple(schedules):
         ([], 5, ValueError, "got []"),
         ([(1.0, 2.0, float("nan"))], 5, ValueError, "finite in float32"),
         ([(1.0, -1e39, 3.0)], 5, ValueError, "-1e+39"),
+        ([(2.0**128, 0.0, 0.0)], 5, ValueError, "finite in float32"),
+        ([(1.0, 2.0, 3.0, 4.0)], 5, ValueError, "got [(1.0, 2.0, 3.0, 4.0)]"),
         ([(1.0, 2.0, 3.0), "abc"], 5, ValueError, "abc"),
         ("quintic", 0, ValueError, "got 0"),
         ("quintic", 2.5, TypeError, "2.5"),

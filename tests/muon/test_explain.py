@@ -129,7 +129,9 @@ def test_the_state_is_as_large_as_said(kernel, case):
     assert all(
         (row.flops is None) == (row.branch != "muon" or row.name.startswith("frozen")) for row in optimizer.explain()
     )
-    assert said["frozen.weight"] == 0 and min(said[name] for name in said if name != "frozen.weight") > 0
+    assert said.pop("frozen.weight") == 0 and min(said.values()) > 0
+    planned = [(name, Parameter(torch.empty_like(params[name], device="meta"))) for name in said]  # has no state yet
+    assert {row.name: row.state_bytes for row in kernel.Muon(planned, **options).explain()} == said
 
 
 def test_imported_momentum_is_as_large_as_said(kernel):

@@ -158,3 +158,16 @@ def test_a_third_argument_that_looks_like_a_momentum_is_questioned(kernel):
         kernel.Muon(named, 0.02, 0.1)
         kernel.Muon(named, 0.02, weight_decay=0.95)
         kernel.Muon(named, 0.02, 0.95, 0.95)
+
+
+def test_a_computed_tensor_that_keeps_its_gradient_is_taken_as_by_torch(kernel):
+    computed = 2 * weight()
+    computed.retain_grad()
+    for make in (torch.optim.AdamW, kernel.Muon):
+        assert make([computed]).param_groups[0]["params"] == [computed]
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (8, 0)], ids=str)
+def test_a_matrix_without_elements_is_none(kernel, shape):
+    with pytest.raises(ValueError, match=r"Muon was asked for up\.weight, which is not a matrix"):
+        kernel.Muon([{"params": [("up.weight", Parameter(torch.ones(shape)))], "use_muon": True}])

@@ -58,7 +58,9 @@ def test_multiplier_function_is_not_saved_but_needed_to_load(kernel):
         kernel.Muon(named_parameters().items(), adjust_lr_fn="original").load_state_dict(saved)
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan"), 10**400, torch.ones(2)], ids=type)
+@pytest.mark.parametrize(
+    "value", [0.0, -1.0, float("inf"), float("nan"), 10**400, torch.ones(2), torch.ones((), device="meta")], ids=type
+)
 def test_multiplier_function_must_return_a_positive_number(kernel, value):
     with pytest.raises(ValueError, match="finite number above 0"):
         kernel.Muon(named_parameters().items(), adjust_lr_fn=lambda rows, cols: value)

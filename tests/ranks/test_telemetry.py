@@ -47,9 +47,9 @@ def test_metrics_of_ranks_add_up_to_those_of_one_process(kernel, pools, name, sp
         alone = metrics_of_step(kernel, case, lambda value, layout: nn.Parameter(value))
     for key in ("matrices", "matrices_not_finite"):
         assert sum(own[key] for own in found) == alone[key]
-    key = "muon_update_norm"
-    # In two orders of summation, of float32 norms; NaN where the whole is.
-    assert sum(own[key] ** 2 for own in found) ** 0.5 == pytest.approx(alone[key], rel=1e-6, nan_ok=True)
+    # In two orders of summation, of float32 norms; NaN where the whole is. Gradients' norms are those of the parts.
+    for key in ("muon_update_norm", "muon_gradient_norm", "fallback_gradient_norm"):
+        assert sum(own[key] ** 2 for own in found) ** 0.5 == pytest.approx(alone[key], rel=1e-6, nan_ok=True), key
     assert all(math.isfinite(own["muon_update_norm"]) for own in found if not own["matrices_not_finite"])
 
 

@@ -105,6 +105,7 @@ def test_matrices_whose_norm_cannot_be_kept_are_refused(kernel):
         kernel.Muon([("w", nn.Parameter(torch.ones(12, 20, dtype=torch.bfloat16)))], **SETTINGS)
     frozen = nn.Parameter(torch.zeros(12, 20, dtype=torch.bfloat16), requires_grad=False)
     assert kernel.Muon([("b", nn.Parameter(torch.zeros(12))), ("frozen", frozen)], **SETTINGS).param_groups
+    assert kernel.Muon([("w", nn.Parameter(torch.eye(12)))], **SETTINGS).param_groups  # zeros in it do no harm
 
 
 def test_a_saved_state_whose_norms_cannot_be_kept_here_is_refused_before_anything_changes(kernel):
