@@ -56,3 +56,31 @@ def test_other_memory_makes_no_new_plan(kernel):
         p.data = p.data.clone()
     take_a_step(model, optimizer)
     assert plan_of(optimizer) is plan
+
+
+PARTS = {
+    "columns": lambda whole: (whole[:, :4], whole[:, 4:]),
+    "rows, the last ones first": lambda whole: (whole[4:], whole[:4]),
+    "every other column": lambda whole: (whole[:, 1::2], whole[:, ::2]),
+    "no row and all": lambda whole: (whole[:0], whole),
+}
+
+
+@pytest.mark.parametrize("cut", PARTS.values(), ids=PARTS)
+def test_parts_of_one_memory_without_a_common_element_are_trained_like_copies(kernel, cut):
+    trained = []
+    for part in (lambda x: x, torch.clone):
+        params = [nn.Parameter(part(each)) for each in cut(torch.arange(64.0).view(8, 8))]
+        optimizer = kernel.Muon(zip(("a", "b"), params), lr=0.1, ns_dtype="float32")
+        for p in params:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        trained.append([p.detach() for p in params])
+    torch.testing.assert_close(*trained)
+
+
+def test_parts_with_gaps_that_begin_at_one_element_are_refused(kernel):
+    whole = torch.ones(8, 8)
+    parts = [nn.Parameter(part) for part in (whole[:, ::2], whole[:, :4])]
+    with pytest.raises(ValueError, match="share memory"):
+        kernel.Muon(zip(("a", "b"), parts))
