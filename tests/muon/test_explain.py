@@ -113,6 +113,7 @@ STATES = {
     "nadamw": {"fallback": "nadamw"},
     "8 bits": {"momentum_dtype": "int8"},
     "half": {"momentum_dtype": "bfloat16"},
+    "float16": {"momentum_dtype": "float16"},
     "moments": {"second_moment": "rows"},
     "halves": {"dtype": torch.bfloat16, "master_weights": "split"},
 }

@@ -49,6 +49,7 @@ def set_equal_gradients(halves, wholes, seed, without=()):
 def assert_same(ours, halves, reference, wholes):
     masters = ours.master_weights()
     assert same_bits(masters, {name: p.detach() for name, p in wholes.items()})
+    assert not any(master.requires_grad for master in masters.values())
     state = {key: value for key, value in state_of(ours, halves).items() if not key.endswith("/remainder")}
     assert same_bits(state, state_of(reference, wholes))
     for name, p in halves.items():  # the parameter is the nearest bfloat16

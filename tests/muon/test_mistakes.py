@@ -31,6 +31,18 @@ SETTINGS = {
     "a string lr": (lambda k: k.Muon([weight()], lr="1e-3"), TypeError, "lr must be a number, got '1e-3': .*1.0e-3"),
     "no lr": (lambda k: k.Muon([weight()], lr=None), TypeError, "lr must be a number, got None"),
     "nan": (lambda k: k.Muon([weight()], lr=float("nan")), ValueError, "lr must be at least 0 .* got nan"),
+    "above all floats": (lambda k: k.Muon([weight()], lr=10**400), ValueError, "lr must be at least 0 and below inf"),
+    "three betas": (
+        lambda k: k.Muon([weight()], adamw_betas=(0.9, 0.95, 0.99)),
+        ValueError,
+        "adamw_betas must be two numbers",
+    ),
+    "a beta of 1": (
+        lambda k: k.Muon([weight()], adamw_betas=(0.9, 1.0)),
+        ValueError,
+        r"adamw_betas\[1\] must be",
+    ),
+    "a multiplier of one side": (lambda k: k.Muon([weight()], adjust_lr_fn=lambda rows: 1.0), TypeError, "rows.* cols"),
     "negative": (lambda k: k.Muon([weight()], lr=-0.1), ValueError, "lr must be at least 0 .* got -0.1"),
     "momentum in percent": (
         lambda k: k.Muon([weight()], momentum=95),
