@@ -185,6 +185,23 @@ def test_plain_parts_of_other_libraries_are_asked_about(kernel, world_size):
     assert all("tensor_model_parallel=True are among Muon's parameters: 1, such as up.weight. " in x for x in lines)
 
 
+def test_options_that_turn_out_to_change_nothing_are_said_at_the_first_step(kernel):
+    """The group of all ranks is None until there is one, as where the optimizer is made first."""
+    p = nn.Parameter(torch.ones(4, 6))
+    optimizer = kernel.Muon([("up.weight", p)], exchange=kernel.ExchangeOptions(process_group=None))
+    p.grad = torch.ones_like(p)
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        with warnings.catch_warnings(record=True) as raised:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                optimizer.step()
+    finally:
+        dist.destroy_process_group()
+    (line,) = (str(warning.message) for warning in raised)
+    assert line.startswith("exchange=ExchangeOptions() changes nothing. If you wrote process_group=")
+
+
 def test_stacks_of_experts_are_no_router(kernel):
     """Nor is what one expert has: a gate of its own."""
     stack = torch.empty(384, 2048, 7168, device="meta")
