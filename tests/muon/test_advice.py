@@ -166,6 +166,14 @@ def test_a_step_without_any_gradient_is_said_once(kernel):
     assert warned(optimizer.step)[0] == []
 
 
+def test_steps_without_any_gradient_are_said_once_beside_frozen_parameters(kernel):
+    """The line about parameters that get none would say the same again."""
+    params = named_parameters()
+    params["norm.weight"].requires_grad_(False)
+    optimizer = kernel.Muon(params.items())
+    assert len([line for _ in range(12) for line in warned(optimizer.step)[0]]) == 1
+
+
 @pytest.mark.parametrize("observed", [0, 9, 10, None], ids=lambda step: f"observed at {step}")
 def test_qk_clip_that_sees_nothing_for_ten_steps_is_said_once(kernel, observed):
     params = named_parameters()
