@@ -43,6 +43,8 @@ SETTINGS = {
         r"adamw_betas\[1\] must be",
     ),
     "a multiplier of one side": (lambda k: k.Muon([weight()], adjust_lr_fn=lambda rows: 1.0), TypeError, "rows.* cols"),
+    "steps that are True": (lambda k: k.Muon([weight()], ns_steps=True), TypeError, "ns_steps must be .* got True"),
+    "an empty key": (lambda k: k.Muon([weight()], expert_keys=("",)), TypeError, "expert_keys must be .* of names"),
     "negative": (lambda k: k.Muon([weight()], lr=-0.1), ValueError, "lr must be at least 0 .* got -0.1"),
     "momentum in percent": (
         lambda k: k.Muon([weight()], momentum=95),
