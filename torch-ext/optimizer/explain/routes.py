@@ -190,7 +190,7 @@ def _such_as(names: Sequence[str]) -> str:
 
 def _in_group(row: Route, p: Tensor, group: Group, kept: Mapping[str, Tensor]) -> Route:
     """Return the row completed by the current settings of the parameter's group, and by the state `kept` for it."""
-    frozen = not kept and not p.is_meta
+    frozen = not kept and not (p.is_meta and p.requires_grad)  # on meta no parameter has its state yet
     kernel = row.kernel + _decay_of(group)
     if has_remainder(p, group):
         kernel += ", float32 in two halves"

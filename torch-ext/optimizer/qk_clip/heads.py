@@ -113,9 +113,9 @@ def attentions(settings: ClipSettings, shapes: Shapes) -> list[Attention]:
     layers: list[Attention] = []
     first = 0
     for keys, weights in found.items():
+        heads, runs = _layer_runs(settings, weights, shapes)
         if settings.latent is None:  # latent attention has norms before these weights
             check_logits_follow(weights, shapes)
-        heads, runs = _layer_runs(settings, weights, shapes)
         runs.update(_scaled_alike(weights, runs, shapes, adapters))
         layers.append(Attention(keys, heads, first, runs, len(weights) == 1))
         first += heads
