@@ -7,6 +7,7 @@ import torch
 
 from benchmarks.built_kernel import load_built
 from benchmarks.sweep_training_step import TINY_MODEL, Bench, main, make_training, shares
+from benchmarks.timing import WARM_UP, Deadline, run_rounds
 from tests.support.tiny_sweeps import run_sweep
 from tools.pages.tables import sweep_tables
 
@@ -17,6 +18,19 @@ def rows(variant, tmp_path_factory):
     file = tmp_path_factory.mktemp("results") / "training.json"
     content = run_sweep(main, variant, file, "--contestants", "torch.optim.Muon,AdamW,gram-newton-schulz")
     return {row["contestant"]: row for row in content["results"]}
+
+
+def test_each_contestant_steps_right_after_its_own_backward_pass():
+    """Contestants take turns in an order that changes, and none works between the halves of another."""
+    calls, names = [], ("ours", "theirs", "AdamW")
+    halves = {f"{name} {half}": name for name in names for half in ("backward", "step")}
+    works = {each: lambda each=each: calls.append(each) for each in halves}
+    times = run_rounds(works, torch.device("cpu"), 6, Deadline(), halves)
+    pairs = list(zip(calls[::2], calls[1::2]))
+    assert all(pair == (f"{halves[pair[0]]} backward", f"{halves[pair[0]]} step") for pair in pairs)
+    rounds = [tuple(pairs[start : start + 3]) for start in range(0, len(pairs), 3)]
+    assert len(rounds) == WARM_UP + 6 and len(set(rounds)) > 1 and all(len(set(each)) == 3 for each in rounds)
+    assert all(len(times[each]) == 6 for each in halves)
 
 
 def test_the_sweep_has_both_halves_and_their_share(rows):

@@ -13,12 +13,20 @@ from tools.lab import candidates
 from tools.lab.items import Lab
 from tools.lab.records import Record, Records, append
 from tools.lint.cases import operands
+from tools.lint.judgements import LIMITS
 
 
 @pytest.fixture
 def lab(kernel, tmp_path):
     Records(tmp_path, {})
     return Lab(kernel, torch.device("cpu"), tmp_path, tmp_path, (), True)
+
+
+@pytest.mark.parametrize("capability, kib", [((8, 0), 163), ((8, 6), 99), ((8, 9), 99), ((9, 0), 227), ((12, 0), 99)])
+def test_a_candidate_is_held_to_the_shared_memory_of_its_gpu(lab, monkeypatch, capability, kib):
+    """A block's, by the table of compute capabilities in NVIDIA's CUDA programming guide."""
+    monkeypatch.setattr(candidates, "capability", lambda lab: capability)
+    assert LIMITS[candidates.lint_target(lab)].shared == kib << 10
 
 
 def compiled_for(*arguments: object) -> Hashable:

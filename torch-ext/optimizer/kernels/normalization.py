@@ -30,8 +30,7 @@ def normalize(
 
     The result is written to `out` if that is given, which may be G; autograd and torch.func need new memory. If G is
     only a part of a matrix, pass the norm of the whole as `norm` (..., 1, 1), in `exact_dtype`. With `norm` (..., m, 1)
-    each row is divided by its number.
-    `normalize_` says when a matrix times a power of two gives the same bits.
+    each row is divided by its number. `normalize_` says when a matrix times a power of two gives the same bits.
     """
     norm = frobenius_norm(G) if norm is None else norm
     if native_passes_take(G, work_dtype):
