@@ -39,17 +39,14 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGETS = {"gpt2-124m": 0.5, "moe-64": 3.0, "llama-1b": 4.0}
 ROUNDS, TINY_ROUNDS = 25, 3
 # At a 32nd of the length, torch's products of llama-1b would take 70 ms of a step on a CPU.
-SHRINKING, SMALLEST_SIDE, VECTOR = 256, 2, 32
+SHRINKING, SMALLEST_SIDE = 256, 2
 ONE_BLOCK = gpt2(layers=1, hidden=1024)  # narrower ones have shapes that become one
 PACKED_ITEMSIZE = 4  # float32 directions for work in float16
 
 
 def shrunk(p: Parameter) -> tuple[int, ...]:
     sides = p.rows_and_columns if p.matrix else p.shape
-    if p.matrix:
-        return tuple(max(SMALLEST_SIDE, side // SHRINKING) for side in sides)
-    # Whole vectors, because the CPU's AdamW would treat others separately, which a GPU's does not.
-    return tuple(VECTOR * max(1, side // SHRINKING // VECTOR) for side in sides)
+    return tuple(max(SMALLEST_SIDE, side // SHRINKING) for side in sides)
 
 
 def batch_lengths(parameters: Sequence[Parameter], batch_bytes: int) -> dict[tuple[int, ...], int]:
@@ -84,7 +81,10 @@ def gpu_like(kernel: ModuleType, parameters: Sequence[Parameter], stack: ExitSta
     table = products.SYMMETRIC._replace(gram_gain=1.6, square_gain=1.6, square_name="symmetric_gemm")
     length = mock.patch.object(batches, "_length", lambda matrix, _: lengths[matrix.rows, matrix.cols])
     stack.enter_context(length)
-    as_on_gpu = {chain_key: lambda device, iteration: chain_key(torch.device("cuda"), iteration)}
+    as_on_gpu = {
+        chain_key: lambda device, iteration: chain_key(torch.device("cuda"), iteration),
+        kernel.rules.short_vectors.update_joined_: lambda update, tensors: update(tensors),  # only CPUs join vectors
+    }
     stack.enter_context(replaced(kernel, {products.select_products: lambda *_: table, **as_on_gpu}))
     stack.callback(lambda ops: None, empty_adamw())
     stack.enter_context(
