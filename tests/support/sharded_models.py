@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -79,13 +79,26 @@ def model(layout: Layout | None, seed: int) -> tuple[Spec, ...]:
 
 def train(kernel, case: Case) -> Pieces:
     """The job of every rank: train its parts. `put_together` makes wholes of what all ranks return."""
+    params, optimizer = built(kernel, case)
+    take_steps(case, params, optimizer, range(1, case.steps + 1))
+    return pieces_of(case, params, optimizer)
+
+
+def built(kernel, case: Case):
+    """Return what this rank has of the parameters, and their optimizer."""
     params = [part_of(case, i) for i in range(len(case.specs))]
-    optimizer = muon(kernel, case, params, **({"process_group": dist.group.WORLD} if case.shared else {}))
-    for step in range(1, case.steps + 1):
+    return params, muon(kernel, case, params, **({"process_group": dist.group.WORLD} if case.shared else {}))
+
+
+def take_steps(case: Case, params: Sequence[Tensor], optimizer, steps: Iterable[int]) -> None:
+    for step in steps:
         for i, (spec, p) in enumerate(zip(case.specs, params)):
             missing = is_missing(case, step, i, holder_of(spec.layout))
             set_gradient(p, None if missing else sharded(whole_gradient(case, step, i), spec.layout).data)
         optimizer.step()
+
+
+def pieces_of(case: Case, params: Sequence[Tensor], optimizer) -> Pieces:
     state = [{key: piece_of(value) for key, value in optimizer.state[p].items()} for p in params]
     return Pieces(list(map(piece_of, params)), state, [piece_of(_holders(spec)) for spec in case.specs])
 
