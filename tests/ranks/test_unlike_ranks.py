@@ -33,23 +33,6 @@ def give_gradients(params, step: int) -> None:
         p.grad = on_mesh(gradient, p.placements[0], p.device_mesh).data if is_sharded else gradient
 
 
-def errors_of_states_of_the_other_kind(kernel):
-    mesh = mesh_of((2,))
-    values = {"up.weight": random(6, 8, seed=0), "up.bias": random(8, seed=1)}
-    sharded = {name: on_mesh(value, Shard(0), mesh) for name, value in values.items()}
-    plain = {name: nn.Parameter(value.clone()) for name, value in values.items()}
-    exchange = kernel.ExchangeOptions(process_group=dist.group.WORLD)
-    one, other = kernel.Muon(sharded.items()), kernel.Muon(plain.items(), exchange=exchange)
-    states = one.state_dict(), other.state_dict()
-    return [error_of(lambda: other.load_state_dict(states[0])), error_of(lambda: one.load_state_dict(states[1]))]
-
-
-def test_a_state_of_shards_is_none_of_whole_parameters_nor_the_reverse(pools):
-    for of_shards, of_wholes in pools(2).run(errors_of_states_of_the_other_kind):
-        assert "is sharded and the parameter is whole" in of_shards
-        assert "is whole and the parameter is sharded" in of_wholes
-
-
 def rounded_beside_a_matrix_of_one_rank(kernel):
     copied = on_mesh(random(32, 32, seed=0).bfloat16(), Replicate(), mesh_of((2,)))
     beside = [("first.weight", nn.Parameter(random(6, 8, seed=1).bfloat16()))] if dist.get_rank() == 0 else []

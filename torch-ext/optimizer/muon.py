@@ -537,12 +537,13 @@ class Muon(Optimizer):
         """Load a copy of a state dict that was saved for the same parameters in the same order.
 
         Functions, and settings that a saved group lacks (`torch.optim.Muon`'s lack many), stay as they are here, and
-        momentum keeps its saved dtype unless `momentum_dtype` names another. A group without `decay_mode`, such as
-        torch's, also leaves `weight_decay` as it is under independent decay, and `lr` under hyperball: they mean
-        something else there. Warns of settings that a file of this package replaces, other than those that schedulers
-        set, and of momentum that keeps another dtype than a new optimizer's would have. Raises ValueError or TypeError,
-        with nothing changed, if something does not fit. If memory runs out while it copies, neither `step` nor
-        `state_dict` works until another load has succeeded.
+        momentum keeps its saved dtype unless `momentum_dtype` names another. If parameters are sharded and the file has
+        whole tensors, as one process saves them, each rank takes its parts, and nothing is sent. A group without
+        `decay_mode`, such as torch's, also leaves `weight_decay` as it is under independent decay, and `lr` under
+        hyperball: they mean something else there. Warns of settings that a file of this package replaces, other than
+        those that schedulers set, and of momentum that keeps another dtype than a new optimizer's would have. Raises
+        ValueError or TypeError, with nothing changed, if something does not fit. If memory runs out while it copies,
+        neither `step` nor `state_dict` works until another load has succeeded.
         """
         check_is_dict(state_dict)
         final: dict[str, Any] = {}

@@ -15,7 +15,8 @@ from torch import Tensor
 from ..kernels.formats import BLOCK, blocks_of
 from ..parameters.matrices import MatrixView
 from ..parameters.momentum_blocks import block_axes, scales_shape
-from .layout import Layout, runs_of
+from .layout import Layout, layout_of, local_part, memory_beside, runs_of
+from .process_groups import this_rank
 from .runs import Runs, length, within
 
 
@@ -162,6 +163,19 @@ def local_rows(values: Tensor, layout: Optional[Layout], rank: int) -> Tensor:
         return values
     runs = runs_of(layout, rank)[0]
     return torch.cat([values[start:stop] for start, stop in runs]) if runs else values[:0]
+
+
+def part_of_whole(whole: Tensor, p: Tensor) -> Tensor:
+    """Return this rank's part of `whole` in memory beside the DTensor `p`, which has as many dimensions.
+
+    Nothing is sent: every rank has the whole.
+    """
+    memory = memory_beside(p, whole.shape, whole.dtype)
+    for dim, runs in enumerate(runs_of(layout_of("", memory), this_rank())):
+        pieces = [whole.narrow(dim, start, stop - start) for start, stop in runs or ((0, 0),)]
+        whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
+    local_part(memory).copy_(whole)
+    return memory
 
 
 @functools.lru_cache(maxsize=256)

@@ -30,7 +30,7 @@ from ..parameters.state import (
 from ..parameters.state_values import check_tensors
 from ..plan.layout import layout_of, lies_beside, local_part, memory_beside
 from ..plan.process_groups import Ranks
-from ..plan.shards import check_blocks
+from ..plan.shards import check_blocks, part_of_whole
 from ..rules.momentum import dequantized, quantized
 
 
@@ -118,7 +118,9 @@ def copy_loaded_(groups: Sequence[Group], state: Mapping[Tensor, dict[str, Any]]
             if key in kinds:  # a count is a number in files of torch before 1.12
                 # Not `as_tensor`, which moves tensors to torch's default device, too.
                 value = value.detach() if isinstance(value, Tensor) else torch.tensor(value, device=p.device)
-                state[p][key] = placed(p, value, kinds[key], memory_beside, copy=True)
+                is_cut = _is_whole(value, p, kinds[key])
+                value = part_of_whole(value, p) if is_cut else value
+                state[p][key] = placed(p, value, kinds[key], memory_beside, copy=not is_cut)
             else:
                 state[p][key] = copy.deepcopy(state[p][key])
 
@@ -126,6 +128,8 @@ def copy_loaded_(groups: Sequence[Group], state: Mapping[Tensor, dict[str, Any]]
 def _bring_state_(state: dict[str, Tensor], name: str, p: Tensor, group: Group, moving: bool) -> None:
     """Make what `state` of `p` lacks for its group, in place, and bring the rest into its form and, if told, place."""
     wanted = state_tensors(name, p, group)
+    for key in [key for key, kind in wanted.items() if key in state and _is_whole(state[key], p, kind)]:
+        state[key] = part_of_whole(state[key], p)
     if BUFFER in state and BUFFER in wanted and (state[BUFFER].dtype == torch.int8) != (SCALE in wanted):
         _convert_momentum_(state, p, block_axes(view_in_group(name, p, group)), wanted)
     ensure_state_(state, p, wanted, memory_beside, moving)
@@ -174,15 +178,18 @@ def _check_state(
             _check_place(f"state {key} of {name}", state[key], p)
 
 
+def _is_whole(value: Tensor, p: Tensor, kind: StateTensor) -> bool:
+    """Whether a state tensor, other than a count, is whole and its parameter sharded: each rank takes its part then."""
+    return kind.shape is not None and isinstance(p, DTensor) and not isinstance(value, DTensor)
+
+
 def _check_place(name: str, value: Tensor, p: Tensor) -> None:
-    """Raise ValueError unless a state tensor of `p`, called `name`, lies on ranks as `p` does."""
-    if isinstance(value, DTensor) != isinstance(p, DTensor):
-        of_state, of_parameter = ("sharded" if isinstance(x, DTensor) else "whole" for x in (value, p))
-        way = "with" if p.ndim else "without full_state_dict, as torch leaves tensors without dimensions whole under"
+    """Raise ValueError unless a state tensor of `p`, called `name`, is whole, or lies on ranks as `p` does."""
+    if isinstance(value, DTensor) and not isinstance(p, DTensor):
         raise ValueError(
-            f"{name} is {of_state} and the parameter is {of_parameter}: between the two, states are saved and loaded "
-            "by torch.distributed.checkpoint, or by get_optimizer_state_dict and set_optimizer_state_dict "
-            f"{way} StateDictOptions(full_state_dict=True)"
+            f"{name} is sharded and the parameter is whole: between the two, states are saved and loaded by "
+            "torch.distributed.checkpoint, or by get_optimizer_state_dict with StateDictOptions(full_state_dict=True) "
+            "and load_state_dict"
         )
     if not lies_beside(name, value, p):
         raise ValueError(
