@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from tests.ranks.test_checkpoint import run, state_of, take_steps
 from tests.support.backends import on_every_backend
@@ -63,12 +63,13 @@ def test_gradients_in_float32_have_the_bits_of_one_process(kernel, pools, layout
 
 
 def differently_laid_out(kernel, case: Case) -> list[str]:
-    """Return the errors of plain values for parameters that lie on ranks, and of a bit that one rank has changed."""
+    """Return the errors of values in another layout, and of a bit that one rank has changed."""
     params = [part_of(case, i) for i in range(len(case.specs))]
     optimizer = muon(kernel, case, params)
     plain = wholes(optimizer.master_weights())
-    with pytest.raises(ValueError, match=r"must be laid out like the parameter.*Replicate") as misfit:
-        optimizer.load_master_weights(plain)
+    cut = {name: value.redistribute(placements=[Shard(0)]) for name, value in optimizer.master_weights().items()}
+    with pytest.raises(ValueError, match=r"must be whole, or laid out like the parameter.*Replicate.*Shard") as misfit:
+        optimizer.load_master_weights(cut)
     values = {name: 3 * value for name, value in optimizer.master_weights().items()}
     optimizer.load_master_weights(values)
     assert all(isinstance(value, DTensor) for value in values.values())
@@ -85,6 +86,22 @@ def test_values_and_copies_must_fit(pools):
     case = Case(model(LAYOUTS["replicated"], 6), SETTINGS, dtype=torch.bfloat16)
     for _, drift in pools(4).run(differently_laid_out, case):
         assert "remainder of layers.0.up.weight differs between ranks [0, 1, 2] and [3]" in drift
+
+
+def wholes_taken_in(kernel, case: Case) -> None:
+    """Write float32 values that are whole on each rank, and read them."""
+    params = [part_of(case, i) for i in range(len(case.specs))]
+    optimizer = muon(kernel, case, params)
+    values = {name: 3 * value + 2.0**-20 for name, value in wholes(optimizer.master_weights()).items()}
+    optimizer.load_master_weights(values)
+    assert all(isinstance(value, DTensor) for value in optimizer.master_weights().values())
+    assert all(bits_equal(value, values[name]) for name, value in wholes(optimizer.master_weights()).items())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_of_whole_values_each_rank_takes_its_part(pools, layout):
+    """As of a checkpoint in float32 that one process reads."""
+    pools(4).run(wholes_taken_in, Case(model(layout, 6), SETTINGS, dtype=torch.bfloat16))
 
 
 def trained(kernel, name: str, device: str, steps, seed: int = 0):

@@ -474,10 +474,10 @@ class Muon(Optimizer):
     def load_master_weights(self, values: Mapping[str, Tensor]) -> None:
         """Set parameters with `master_weights`, and the lower halves in their state, in place to `values` by name.
 
-        `values` are float32 tensors sharded like the parameters, as `master_weights()` returns them. Other names are
-        ignored, so a whole model's state dict can be given. Raises ValueError or TypeError, with nothing changed, if a
-        value is missing or does not fit. If memory runs out while it copies, neither `step` nor `state_dict` works
-        until a state is loaded.
+        `values` are float32 tensors sharded like the parameters, as `master_weights()` returns them, or whole ones, of
+        which each rank takes its parts. Other names are ignored, so a whole model's state dict can be given. Raises
+        ValueError or TypeError, with nothing changed, if a value is missing or does not fit. If memory runs out while
+        it copies, neither `step` nor `state_dict` works until a state is loaded.
         """
         self._refresh()
         load_master_weights(self.param_groups, self.state, values, self._change)

@@ -11,6 +11,7 @@ from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from ..kernels.formats import BLOCK, blocks_of
 from ..parameters.matrices import MatrixView
@@ -163,6 +164,11 @@ def local_rows(values: Tensor, layout: Optional[Layout], rank: int) -> Tensor:
         return values
     runs = runs_of(layout, rank)[0]
     return torch.cat([values[start:stop] for start, stop in runs]) if runs else values[:0]
+
+
+def is_whole(value: Tensor, p: Tensor) -> bool:
+    """Whether `p` is a DTensor and `value`, which belongs to it, is none: then each rank takes its part of `value`."""
+    return isinstance(p, DTensor) and not isinstance(value, DTensor)
 
 
 def part_of_whole(whole: Tensor, p: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from ..parameters.names import named_parameters, repeated
 from ..parameters.settings import Group
 from ..parameters.state import REMAINDER, State, integers
 from ..plan.layout import layout_of, local_part
+from ..plan.shards import is_whole, part_of_whole
 from .change import Change
 
 
@@ -28,8 +29,8 @@ def master_weights(groups: Sequence[Group], state: State) -> dict[str, Tensor]:
 def load_master_weights(groups: Sequence[Group], state: State, values: Mapping[str, Tensor], change: Change) -> None:
     """Set each parameter that has a remainder, and the remainder, to its float32 value, in place, as one `change`.
 
-    Values of other names are ignored. Raises ValueError or TypeError, with nothing changed, if a value is missing or
-    does not fit.
+    Values of other names are ignored, and of whole ones each rank takes its part. Raises ValueError or TypeError, with
+    nothing changed, if a value is missing or does not fit.
     """
     if not isinstance(values, Mapping):
         raise TypeError(f"the masters must be a dict of float32 tensors by name, got {type(values).__name__}")
@@ -41,7 +42,8 @@ def load_master_weights(groups: Sequence[Group], state: State, values: Mapping[s
         _check_value(name, p, values[name])
     with change.running(of_all=False):  # memory may run out for copies
         for name, p in parameters.items():
-            value = local_part(values[name].detach()).to(local_part(p).device)
+            value = values[name].detach()
+            value = local_part(part_of_whole(value, p) if is_whole(value, p) else value).to(local_part(p).device)
             split_(local_part(p), integers(local_part(state[p][REMAINDER])), value)
 
 
@@ -63,9 +65,10 @@ def _check_value(name: str, p: Tensor, value: Tensor) -> None:
     if value.is_meta or only_fake or value.layout != torch.strided:
         got = f"{'a fake tensor ' if only_fake else ''}{tuple(value.shape)} {value.layout} on {value.device}"
         raise ValueError(f"the master of {name} must be dense and have values, got {got}")
-    if value.shape != p.shape or layout_of(name, value) != layout_of(name, p):
+    if value.shape != p.shape or not (is_whole(value, p) or layout_of(name, value) == layout_of(name, p)):
         raise ValueError(
-            f"the master of {name} must be laid out like the parameter, {_described(p)}, got {_described(value)}"
+            f"the master of {name} must be whole, or laid out like the parameter, {_described(p)}, "
+            f"got {_described(value)}"
         )
 
 

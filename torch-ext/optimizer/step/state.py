@@ -30,7 +30,7 @@ from ..parameters.state import (
 from ..parameters.state_values import check_tensors
 from ..plan.layout import layout_of, lies_beside, local_part, memory_beside
 from ..plan.process_groups import Ranks
-from ..plan.shards import check_blocks, part_of_whole
+from ..plan.shards import check_blocks, is_whole, part_of_whole
 from ..rules.momentum import dequantized, quantized
 
 
@@ -118,7 +118,7 @@ def copy_loaded_(groups: Sequence[Group], state: Mapping[Tensor, dict[str, Any]]
             if key in kinds:  # a count is a number in files of torch before 1.12
                 # Not `as_tensor`, which moves tensors to torch's default device, too.
                 value = value.detach() if isinstance(value, Tensor) else torch.tensor(value, device=p.device)
-                is_cut = _is_whole(value, p, kinds[key])
+                is_cut = kinds[key].shape is not None and is_whole(value, p)
                 value = part_of_whole(value, p) if is_cut else value
                 state[p][key] = placed(p, value, kinds[key], memory_beside, copy=not is_cut)
             else:
@@ -128,8 +128,9 @@ def copy_loaded_(groups: Sequence[Group], state: Mapping[Tensor, dict[str, Any]]
 def _bring_state_(state: dict[str, Tensor], name: str, p: Tensor, group: Group, moving: bool) -> None:
     """Make what `state` of `p` lacks for its group, in place, and bring the rest into its form and, if told, place."""
     wanted = state_tensors(name, p, group)
-    for key in [key for key, kind in wanted.items() if key in state and _is_whole(state[key], p, kind)]:
-        state[key] = part_of_whole(state[key], p)
+    for key, kind in wanted.items():
+        if key in state and kind.shape is not None and is_whole(state[key], p):
+            state[key] = part_of_whole(state[key], p)
     if BUFFER in state and BUFFER in wanted and (state[BUFFER].dtype == torch.int8) != (SCALE in wanted):
         _convert_momentum_(state, p, block_axes(view_in_group(name, p, group)), wanted)
     ensure_state_(state, p, wanted, memory_beside, moving)
@@ -176,11 +177,6 @@ def _check_state(
     for key, kind in wanted.items():
         if kind.shape is not None and key in state:
             _check_place(f"state {key} of {name}", state[key], p)
-
-
-def _is_whole(value: Tensor, p: Tensor, kind: StateTensor) -> bool:
-    """Whether a state tensor, other than a count, is whole and its parameter sharded: each rank takes its part then."""
-    return kind.shape is not None and isinstance(p, DTensor) and not isinstance(value, DTensor)
 
 
 def _check_place(name: str, value: Tensor, p: Tensor) -> None:
