@@ -18,13 +18,13 @@ PRODUCTS = ("native_gemm", "newton_schulz", "threads")
 
 
 class Defect(NamedTuple):
-    """Where one is planted, what it replaces by what, the laws that meet it, and the sanitizer's word for it."""
+    """Where one is planted, what it replaces by what, the laws that meet it, and what the sanitizer may call it."""
 
     source: str
     right: str
     wrong: str
     laws: str
-    word: str
+    names: tuple[str, ...]
 
 
 # What each sanitizer watches: files of laws, and a defect that it must find.
@@ -36,7 +36,7 @@ WATCHED = {
             "std::memcpy(target, source, size.cols * sizeof(T));",
             "std::memcpy(target, source, (size.cols + 1) * sizeof(T));",
             "move_blocks",
-            "heap-buffer-overflow",
+            ("heap-buffer-overflow",),
         ),
     ),
     "threads": (
@@ -46,7 +46,7 @@ WATCHED = {
             "const auto all_out = [&] { return inside_ == 0; };",
             "const auto all_out = [&] { return true; };",
             "newton_schulz",
-            "data race",
+            ("data race", "SEGV"),  # on a busy machine the memory may be gone before a thread writes into it
         ),
     ),
 }
@@ -100,7 +100,8 @@ def test_it_finds_a_planted_defect(repository, sanitized, tmp_path, name):
     assert (repository / defect.source).read_text().count(defect.right) == 1
     tree = changed(repository, tmp_path / "tree", defect.source, lambda text: text.replace(defect.right, defect.wrong))
     done = sanitized(tree, name, [defect.laws])
-    assert done.returncode != 0 and defect.word in done.stderr, done.stdout[-2000:] + done.stderr[-4000:]
+    assert done.returncode != 0, done.stdout[-2000:]
+    assert any(name in done.stderr for name in defect.names), done.stdout[-2000:] + done.stderr[-4000:]
 
 
 def test_a_name_has_one_definition_in_the_library(repository, variants, tmp_path):
