@@ -13,7 +13,8 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from tests.support.backends import on_every_backend
 from tests.support.pieces import mesh_of
@@ -162,14 +163,18 @@ def test_a_full_state_dict_of_a_scalar_loads(pools):
     pools(2).run(scalar_after_a_load)
 
 
-def replaced_by_wholes(kernel, name: str) -> None:
+def replaced_by_wholes(kernel, name: str, settings, later) -> None:
     """Put wholes in the place of a sharded state: the next step is that of the shards, and leaves shards."""
     networks = [network_on(name, device_of_ranks()) for _ in range(2)]
-    optimizers = [kernel.Muon(network.named_parameters(), lr=0.02, second_moment="rows") for network in networks]
+    optimizers = [kernel.Muon(network.named_parameters(), lr=0.02, **settings) for network in networks]
     for each in zip(optimizers, networks):
         take_steps(*each, range(2))
     for state in optimizers[0].state.values():
-        state.update(wholes(state))
+        state.update({key: value.requires_grad_(value.is_floating_point()) for key, value in wholes(state).items()})
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group.update(later)
+        optimizer.state_dict()
     for each in zip(optimizers, networks):
         take_steps(*each, range(2, 4))
     assert_same_network(*map(parameters_of, networks))
@@ -179,25 +184,61 @@ def replaced_by_wholes(kernel, name: str) -> None:
         assert all(bits_equal(*map(local_part, (one[key], other[key]))) for key in other)
 
 
-@pytest.mark.parametrize("name", ["hsdp", "tp and fsdp"])
-def test_wholes_in_the_place_of_a_sharded_state_are_cut(pools, name):
-    pools(4).run(replaced_by_wholes, name)
+CHANGES = {
+    "second moments": ({"second_moment": "rows"}, {}),
+    "8 bits": ({"momentum_dtype": "int8"}, {}),
+    "no longer 8 bits": ({"momentum_dtype": "int8"}, {"momentum_dtype": None}),
+}
+
+
+@pytest.mark.parametrize("settings, later", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("name", ["hsdp", "fsdp"])
+def test_wholes_in_the_place_of_a_sharded_state_are_cut(pools, name, settings, later):
+    pools(4).run(replaced_by_wholes, name, settings, later)
 
 
 def local_part(value: torch.Tensor) -> torch.Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
+def loaded_on_some_ranks(kernel, settings) -> None:
+    """Load wholes for a parameter that the last rank has no part of, and take a step."""
+    values = [torch.randn(6, 64, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
+    p = nn.Parameter(values[0].bfloat16().to(device_of_ranks()))
+    one = kernel.Muon([("up.weight", p)], **settings)
+    p.grad = values[1].bfloat16().to(p.device)
+    one.step()
+    q = nn.Parameter(distribute_tensor(p.detach(), DeviceMesh(p.device.type, [0, 1]), [Shard(0)], src_data_rank=None))
+    other = kernel.Muon([("up.weight", q)], **settings)
+    other.load_state_dict(as_file(one.state_dict()))
+    assert kernel.import_state(other, as_file(one.state_dict()), "other_groups") == []
+    other.load_master_weights(one.master_weights())
+    q.grad = distribute_tensor(p.grad, q.device_mesh, q.placements, src_data_rank=None)
+    for optimizer in (one, other):
+        optimizer.step()
+    assert q.to_local().numel() == 0 or bits_equal(q.full_tensor(), p.detach())
+
+
+@pytest.mark.parametrize("momentum_dtype", ["float32", "int8"])
+def test_a_rank_without_a_part_takes_none(pools, momentum_dtype):
+    settings = {"lr": 0.02, "master_weights": "split", "second_moment": "rows", "momentum_dtype": momentum_dtype}
+    pools(3).run(loaded_on_some_ranks, settings)
+
+
 def errors_of_loads(kernel) -> list[str]:
-    """Load a part in the place of a whole, and shards into parameters that are whole."""
+    """Load a part in the place of a whole, and shards into parameters that are whole; nothing has changed then."""
     sharded, plain = (network_on(name, device_of_ranks()) for name in ("fsdp on two ranks", "one process"))
     optimizers = [in_one_group(kernel, network) for network in (sharded, plain)]
     states = [optimizer.state_dict() for optimizer in optimizers]
     cut = {number: {key: local_part(x) for key, x in state.items()} for number, state in states[0]["state"].items()}
-    return [
+    before = [list(state.items()) for optimizer in optimizers for state in optimizer.state.values()]
+    errors = [
         error_of(lambda: optimizers[0].load_state_dict({**states[0], "state": cut})),
         error_of(lambda: optimizers[1].load_state_dict(states[0])),
     ]
+    after = [list(state.items()) for optimizer in optimizers for state in optimizer.state.values()]
+    assert all(a is b for one, other in zip(before, after) for (_, a), (_, b) in zip(one, other))
+    return errors
 
 
 def test_parts_are_no_wholes_and_shards_need_sharded_parameters(pools):

@@ -130,7 +130,7 @@ def test_a_product_adds_the_roundings_of_its_sums_in_float32(carried, kind, k):
 def test_draws_are_independent_and_the_same_every_time(carried):
     """Signs are even, and those of two draws, or of two operations, agree in about half of the places.
 
-    Of n = 4 x 48² signs the sum is within 5 √n, but for one seed in a million.
+    The sum of n signs is within 5 √n, but for one seed in a million.
     """
     value = torch.ones(SIDE, SIDE, dtype=torch.float64)
     first, second = (carried(value, torch.float32).to(torch.float16).change.sign() for _ in range(2))
@@ -138,9 +138,8 @@ def test_draws_are_independent_and_the_same_every_time(carried):
     again = carried(value, torch.float32)
     signs = torch.stack([again.add(value, 1.0).change.sign(), again.add(value, 1.0).change.sign()])
     assert signs.unique().tolist() == [-1.0, 1.0]
-    most = 5 * math.sqrt(first.numel())
-    for sums in (signs.sum(), (signs[0] * signs[1]).sum(), (signs[:, 0] * signs[:, 1]).sum()):
-        assert sums.abs() < most
+    for each in (signs, signs[0] * signs[1], signs[:, 0] * signs[:, 1]):
+        assert each.sum().abs() < 5 * math.sqrt(each.numel())
 
 
 def test_a_polynomial_of_the_proof_rounds_each_product_as_the_kernel_does(kernel):

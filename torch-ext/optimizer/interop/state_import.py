@@ -43,8 +43,9 @@ def import_state(
     that shares the `initial_lr` of matrices (without one, their `lr`) goes on sharing theirs; its `lr_factor` becomes
     the source's rate of AdamW divided by that of the matrices. Other groups, and those for which no factor fits, get
     the source's rate as their `lr`, with an `lr_factor` of 1. Tensors are copied; momentum keeps its dtype, unless this
-    optimizer has a `momentum_dtype`, and AdamW's averages get the dtype that they have here. Of whole tensors each rank
-    takes its parts of sharded parameters; nothing is sent. Lower halves of `master_weights` stay as they are.
+    optimizer has a `momentum_dtype`, and AdamW's averages get the dtype that they have here. Where parameters are
+    sharded and the source has whole tensors, each rank takes its parts; nothing is sent. Lower halves of
+    `master_weights` stay as they are.
 
     Args:
         source: `torch` (torch.optim.Muon), `timm` (with its AdamW or NAdamW), `keller_jordan` (any class of muon.py),

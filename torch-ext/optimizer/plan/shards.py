@@ -180,7 +180,8 @@ def part_of_whole(whole: Tensor, p: Tensor) -> Tensor:
     for dim, runs in enumerate(runs_of(layout_of("", memory), this_rank())):
         pieces = [whole.narrow(dim, start, stop - start) for start, stop in runs or ((0, 0),)]
         whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
-    local_part(memory).copy_(whole)
+    if whole.numel():  # a rank that is not in the mesh has none, and perhaps one dimension
+        local_part(memory).copy_(whole.detach())
     return memory
 
 

@@ -17,6 +17,7 @@ from ..parameters.rates import check_live_tensors
 from ..parameters.settings import Group, keeps_norm
 from ..parameters.state import (
     BUFFER,
+    COUNT,
     FALLBACK_STATE,
     KEYS,
     SCALE,
@@ -128,9 +129,10 @@ def copy_loaded_(groups: Sequence[Group], state: Mapping[Tensor, dict[str, Any]]
 def _bring_state_(state: dict[str, Tensor], name: str, p: Tensor, group: Group, moving: bool) -> None:
     """Make what `state` of `p` lacks for its group, in place, and bring the rest into its form and, if told, place."""
     wanted = state_tensors(name, p, group)
-    for key, kind in wanted.items():
-        if key in state and kind.shape is not None and is_whole(state[key], p):
-            state[key] = part_of_whole(state[key], p)
+    wholes = {key: state[key] for key in KEYS if key in state and key != COUNT and is_whole(state[key], p)}
+    if not moving and any(whole.device != p.device for whole in wholes.values()):
+        return  # they are cut where they are brought back
+    state.update({key: part_of_whole(whole, p) for key, whole in wholes.items()})
     if BUFFER in state and BUFFER in wanted and (state[BUFFER].dtype == torch.int8) != (SCALE in wanted):
         _convert_momentum_(state, p, block_axes(view_in_group(name, p, group)), wanted)
     ensure_state_(state, p, wanted, memory_beside, moving)
