@@ -110,3 +110,25 @@ def test_small_launches_that_ship_for_another_number_of_padded_rows_do_not_compe
     safe, second, *others = candidates.small_configs(CPU, torch.float16, 48)
     assert safe == tuned.safe_small_config(tuned.Target("cuda", 90), torch.float16, 48) and second == shipped[1]
     assert {config.side for config in others} == {64}
+
+
+@pytest.mark.parametrize("descriptors", [False, True])
+@pytest.mark.parametrize("rows", [48, 8192])
+def test_the_first_launch_is_the_safe_one_for_these_rows(kernel, gpu, monkeypatch, rows, descriptors):
+    """As aligned operands are read, of which measurements are made."""
+    candidates, tuned = kernel.tuning.candidates, kernel.kernels.gpu.tuned
+    monkeypatch.setattr(candidates.symmetric_gemm, "reads_descriptors", lambda device: descriptors)
+    safe = tuned.safe_config(tuned.Target("cuda", 90), torch.float16, rows, descriptors, True)
+    assert candidates.product_configs(CPU, torch.float16, rows)[0] == safe
+
+
+def test_all_launches_that_ship_for_a_kernel_and_dtype_compete(kernel, gpu, measurements, monkeypatch):
+    tuned, candidates = kernel.kernels.gpu.tuned, kernel.tuning.candidates
+    products = {tuned.Config(32, 32, 8, 4, stages) for stages in (2, 3)}
+    small = {tuned.SmallConfig(64, 16, 16, 4, stages, 0) for stages in (2, 3)}
+    listed = {"symmetric_gemm": products, "small_polar": small}
+    table = {name: {"float16": [config._asdict() for config in configs]} for name, configs in listed.items()}
+    monkeypatch.setattr(measurements, "shipped", lambda name: (name, table))
+    for dtype, competing in ((torch.float16, (products, small)), (torch.bfloat16, (set(), set()))):
+        configs = {*candidates.product_configs(CPU, dtype, 48)}, {*candidates.small_configs(CPU, dtype, 48)}
+        assert (configs[0] & products, configs[1] & small) == competing
