@@ -211,7 +211,7 @@ def test_torchs_products_stay_after_they_lost_the_gpu(kernel, gpu, monkeypatch):
     assert not kernel.kernels.speeds.measurements.failed(gpu, "symmetric_gemm", "float16")
 
 
-def test_tasks_of_a_gpu_are_those_that_a_plan_asks_for(kernel):
+def test_tasks_of_a_gpu_are_those_that_a_plan_asks_for(kernel, monkeypatch):
     tasks_of, cuda = kernel.tuning.contest.tasks_of, torch.device("cuda", 0)
     needs = lambda size, dtype=HALF: [task.need[:1] + task.need[2:] for task in tasks_of(cuda, dtype, size, 3)]  # noqa: E731
     assert needs((512, 2048)) == [("symmetric_gemm", 512, 2048), ("symmetric_gemm", 512, 512)]
@@ -219,6 +219,8 @@ def test_tasks_of_a_gpu_are_those_that_a_plan_asks_for(kernel):
     assert needs((100, 300)) == [("small_polar", 100, 300)]
     assert needs((500, 2050)) == needs((512, 2050)) == needs((500, 2048)) == []
     assert needs((512, 512), torch.float64) == tasks_of(torch.device("mps"), HALF, (512, 512), 3) == []
+    monkeypatch.setattr(kernel.tuning.contest, "launches_triton", lambda device: False)
+    assert needs((512, 512)) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
