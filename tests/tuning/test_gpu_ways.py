@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -31,6 +33,74 @@ def test_who_stays_within_the_spread_is_chosen(kernel, gpu):
     times = {first: timed(1.02, 0.02), "torch": timed(1.0, 0.02)}
     gains = {winner: contest.entry(winner, times)["gain"] for winner in times}
     assert gains == {first: 1.0, "torch": pytest.approx(1 / 1.02)}
+
+
+def test_an_entry_is_of_the_chosen_launch_or_else_of_our_fastest(kernel, gpu):
+    """If torch's product is chosen, it says how far ours is behind."""
+    contest, timed = kernel.tuning.gpu_contest.gpu_contest(task_of(kernel)), kernel.tuning.race.Timed
+    first, second, *_ = names(kernel)
+    times = {first: timed(1.02, 0.02), second: timed(1.01, 0.03), "torch": timed(0.5, 0.1)}
+    for winner, best in ("torch", second), (first, first):
+        entry = contest.entry(winner, times)
+        assert kernel.kernels.speeds.measurements.candidate_name(entry, "symmetric_gemm") == best
+        assert (entry["seconds"] / entry["count"], entry["spread"]) == times[best]
+
+
+@pytest.mark.parametrize("size", [SIZE, (48, 48)], ids=["long", "square"])
+def test_ours_and_torchs_products_are_timed_at_the_same_work(kernel, gpu, monkeypatch, size):
+    """X Xᵀ of long matrices; of squares b A + c A², and the product of that with A. Each is rounded once."""
+    contests, module, made = kernel.tuning.gpu_contest, kernel.kernels.gpu.symmetric_gemm, {"ours": [], "torch": []}
+    launch, drawn = module.launch_symmetric_gemm, contests.drawn
+
+    def symmetric(*given):
+        X = drawn(*given)
+        return X + X.mT if size[0] == size[1] else X
+
+    def launched(A, B, D, C, scalars, config):
+        launch(A, B, D, C, scalars, config)
+        made["ours"].append(C.clone())
+
+    def noted(product):
+        return lambda *given: made["torch"].append(product(*given)) or made["torch"][-1]
+
+    table = contests.BATCHED
+    products = {name: noted(getattr(table, name)) for name in ("gram", "gram_affine", "commuting")}
+    monkeypatch.setattr(contests, "BATCHED", table._replace(**products))
+    monkeypatch.setattr(contests, "SCALED", (2.0, -5.0))  # none of the terms is small
+    monkeypatch.setattr(contests, "drawn", symmetric)
+    monkeypatch.setattr(module, "launch_symmetric_gemm", launched)
+    torchs, ours, *_ = contests.gpu_contest(task_of(kernel, size=size)).candidates.values()
+    torchs.run()
+    ours.run()
+    assert len(made["ours"]) == len(made["torch"]) == (1 if size == SIZE else 2)
+    for one, other in zip(*made.values()):
+        difference = torch.linalg.vector_norm(one.double() - other.double()) / torch.linalg.vector_norm(other.double())
+        assert difference < 4 * kernel.kernels.formats.unit_roundoff(torch.float16)
+
+
+def test_launches_are_on_the_device_of_their_matrices(kernel, gpu, monkeypatch):
+    """In proofs and in races: Triton launches on the current one, whatever its arguments are on."""
+    contests, module = kernel.tuning.gpu_contest, kernel.kernels.gpu.symmetric_gemm
+    assert [contests._current(torch.device(name)).idx for name in ("cuda:1", "cpu")] == [1, -1]
+    launch, current, launched_on = module.launch_symmetric_gemm, [], []
+
+    @contextmanager
+    def noted(device):
+        current.append(device)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(contests, "_current", noted)
+    note = lambda *_: launched_on.append(tuple(current))  # noqa: E731
+    monkeypatch.setattr(module, "launch_symmetric_gemm", lambda *given: note() or launch(*given))
+    monkeypatch.setattr(contests.small_polar, "launch_small_polar", note)
+    monkeypatch.setattr(contests, "prove_small", lambda start, *_: start())
+    for name in "symmetric_gemm", "small_polar":
+        _, ours, *_ = contests.gpu_contest(task_of(kernel, name)).candidates.values()
+        for act in ours.prove, ours.run:
+            launched_on.clear()
+            act()
+            assert set(launched_on) == {(CPU,)}
 
 
 def test_ours_is_chosen_where_torchs_product_fails(kernel, gpu, monkeypatch):
@@ -85,9 +155,9 @@ def test_small_matrices_are_multiplied_in_one_launch_or_by_separate_products(
     ours.prove()
     ((G, C, steps, scaling, config),), ((_, like, size, side, lengths),) = launched, proven
     assert G is directions and (C.shape, C.dtype) == (G.shape, work) and scaling[0] == iteration.scale
-    assert (like.dtype, size, side) == (work, SIZE, config.side)
+    assert (like.dtype, size, side) == (work, SIZE, config.side) and side == 64
     assert lengths == windows and steps == contests.steps_of(iteration.gram_windows)
-    assert torchs.count == ours.count == 3
+    assert torchs.count == ours.count == 3 and ours.label.startswith("small_polar 64-")
 
 
 def test_long_matrices_of_a_chain_are_multiplied_as_they_are_packed(kernel):
