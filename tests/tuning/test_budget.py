@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import contextmanager
 
+import pytest
 import torch
 from torch.nn import Parameter
 
@@ -57,6 +58,23 @@ def test_proofs_leave_others_that_wait_half_of_the_time(kernel, tune, contests, 
     todo = tasks(kernel, (40, 65), (40, 64))
     run(tune.Tuner(20.0, clock), tune, todo)
     assert measured(kernel, todo) == [True] * 2 and clock.time == 10 + 10
+
+
+@pytest.mark.parametrize("waiting, seconds", [(0, 9.0), (2, 4.5)])
+def test_proofs_may_use_all_the_time_that_is_not_left_to_others(kernel, tune, contests, table_clock, waiting, seconds):
+    """The third begins after 18 of 20 seconds where no other size waits, and after 9 where two do."""
+    clock = table_clock(EVEN)
+    contests.update(dict.fromkeys(TABLES, taking(clock, seconds)))
+    first, *_ = tune.stages_of(tune.Tuner(20.0, clock), tasks(kernel, *((40, 64 + i) for i in range(waiting + 1))))
+    assert "is left out" not in first() and clock.time == 3 * seconds
+
+
+def test_a_race_takes_an_equal_share_of_the_time(kernel, tune, contests, table_clock):
+    """Three first bursts and five rounds of three fill half of 36 seconds."""
+    clock = table_clock(EVEN, per_burst=1.0)
+    for stage, end in zip(tune.stages_of(tune.Tuner(36.0, clock), tasks(kernel, (40, 65), (40, 64))), (18, 36)):
+        stage()
+        assert clock.time == end
 
 
 def test_each_call_measures_a_size_however_slow_its_proofs(kernel, tune, contests, table_clock):
@@ -157,8 +175,8 @@ def test_sizes_with_most_work_come_first(kernel, tune, measurements, contests, m
     monkeypatch.setattr(tune, "Clock", table_clock(EVEN))
     told = []
     tell = lambda done, total, what: told.append(what.split(" bfloat16")[0])  # noqa: E731
-    kernel.tune([(8, 16), (40, 24), (64, 16, 8), (2, 24, 24)], dtype=BF16, device="cpu", progress=tell)
-    assert told[:3] == ["8 x 16", "24 x 24", "24 x 40"]
+    kernel.tune([(8, 16), (16, 16), (40, 24), (64, 16, 8), (2, 24, 24)], dtype=BF16, device="cpu", progress=tell)
+    assert told[:4] == ["8 x 16", "24 x 24", "24 x 40", "16 x 16"]
     told.clear()
     sizes = [(16, 32), (40, 56), (40, 40), (40, 40)]
     kernel.Muon([(str(i), Parameter(torch.ones(size))) for i, size in enumerate(sizes)], ns_dtype=BF16).warmup(tell)
@@ -186,42 +204,6 @@ def test_a_budget_of_nothing_measures_nothing(kernel, tune, contests, table_cloc
     assert "1 left to their default" in run(tune.Tuner(0, clock), tune, tasks(kernel, (8, 8)))[-1] and not clock.bursts
 
 
-def test_times_of_two_calls_are_put_together_and_the_last_one_counts(kernel):
-    kept = {"products": "SINGLE", "untried": ["NATIVE"], "seconds": {"SINGLE": 2.0, "NATIVE_SYMMETRIC": 3.0}}
-    entry = {"products": "NATIVE", "seconds": {"SINGLE": 1.0, "NATIVE": 0.5}}
-    found = kernel.tuning.findings._with_earlier(entry, kept, dict.fromkeys(entry["seconds"]))
-    assert found == {**entry, "seconds": {"SINGLE": 1.0, "NATIVE": 0.5, "NATIVE_SYMMETRIC": 3.0}}
-
-
-def test_a_call_that_times_nothing_new_leaves_the_earlier_times(kernel):
-    """None of those that had no time before: what is left of them is tried by another call."""
-    kept = {"products": "NATIVE", "untried": ["NATIVE_GRAM", "NATIVE_SYMMETRIC"], "seconds": {"SINGLE": 2.0}}
-    entry = {"products": "SINGLE", "untried": ["NATIVE_GRAM"], "seconds": {"SINGLE": 1.0}}
-    found = kernel.tuning.findings._with_earlier(entry, kept, {"SINGLE": None})
-    assert found == {**kept, "untried": ["NATIVE_GRAM"]}
-
-
-def test_a_launch_that_lost_to_torch_is_not_raced_again(kernel):
-    """A later call tries the candidates that the first had no time for, against torch's products alone."""
-    findings, launch = kernel.tuning.findings, {"tile": 128, "tile_k": 64, "group": 8, "warps": 8, "stages": 3}
-    made = {name: kernel.tuning.contest.Candidate(None, None, name) for name in ("torch", "128-64-8-8-3-1", "left")}
-    contest = kernel.tuning.contest.Contest(made, "128-64-8-8-3-1", "torch", None)
-    kept = {"m": 64, "k": 64, **launch, "sections": 1, "untried": ["left"]}
-    for gain, kept_one in ((0.9, "torch"), (1.0, "128-64-8-8-3-1"), (1.1, "128-64-8-8-3-1")):
-        continued = findings._continued(contest, {**kept, "gain": gain}, "symmetric_gemm")
-        assert (continued.before, set(continued.candidates)) == (kept_one, {"torch", "left", kept_one})
-
-
-def test_a_choice_that_no_longer_competes_gives_way_to_torchs_products(kernel):
-    """A method may be unsafe now that torch rounds the factors of float32 products."""
-    candidate = kernel.tuning.contest.Candidate
-    made = {name: candidate(None, None, name) for name in ("SINGLE", "NATIVE", "NATIVE_SYMMETRIC")}
-    contest = kernel.tuning.contest.Contest(made, "NATIVE", "SINGLE", None)
-    kept = {"m": 64, "k": 64, "products": "NATIVE_GRAM", "untried": ["NATIVE"]}
-    continued = kernel.tuning.findings._continued(contest, kept, "cpu_products")
-    assert (continued.before, set(continued.candidates)) == ("SINGLE", {"SINGLE", "NATIVE"})
-
-
 def test_the_default_and_torchs_products_are_proven_however_late_it_is(kernel, tune, contests, table_clock):
     """Wherever they are among the candidates; of these, only those that have failed before are named."""
     (task,), file = tasks(kernel, (24, 40)), kernel.kernels.speeds.measurement_file
@@ -239,6 +221,21 @@ def test_work_is_counted_in_multiplications_and_has_one_order_on_all_ranks(kerne
     for order in todo, todo[::-1]:
         found = [task.need.size for task in tune.largest_first(order)]
         assert found[:2] == [(40, 56), (16, 200)] and found[2:] == [(4, 64), (8, 16)]
+
+
+def test_what_is_incomplete_comes_after_what_has_no_measurement(kernel, tune, measurements):
+    todo = tasks(kernel, (40, 65), (24, 40), (8, 16))
+    entry = {"m": 40, "k": 65, "products": "NATIVE", "untried": ["NATIVE_SYMMETRIC"]}
+    kernel.tuning.findings.store(todo[0], entry, {})
+    assert tune.unmeasured(todo) == [*todo[1:], todo[0]]
+
+
+def test_each_kind_of_device_has_its_own_measurement_of_a_size(kernel, tune, monkeypatch):
+    key = kernel.kernels.speeds.machine.key_of(CPU)
+    monkeypatch.setattr(tune, "key_of", lambda device: key._replace(device=device.type))
+    (task,) = tasks(kernel, (24, 40))
+    both = [task, task._replace(device=torch.device("meta"))]
+    assert tune.unmeasured(both * 2) == both
 
 
 def test_what_no_measurement_is_kept_of_is_not_measured(kernel, tune):

@@ -160,11 +160,15 @@ def test_a_wrong_product_that_is_not_symmetric_fails_where_it_is_the_compiled_on
 
 
 def test_as_many_matrices_are_timed_as_a_step_works_on_at_once(kernel, measurements, monkeypatch):
-    contest = kernel.tuning.contest
-    monkeypatch.setattr(contest, "matrices_together", lambda *_: 3)
+    """With the iteration that it has today."""
+    contest, asked = kernel.tuning.contest, []
+    monkeypatch.setattr(contest, "matrices_together", lambda *given: asked.append(given) or 3)
     for count, timed in ((0, 1), (2, 2), (5, 3)):
         (task,) = contest.tasks_of(CPU, FLOAT32, (48, 80), count)
-        assert contest.cpu_contest(task).entry("SINGLE", {})["count"] == timed
+        found = contest.cpu_contest(task)
+        assert found.entry("SINGLE", {})["count"] == timed
+        assert asked.pop() == (CPU, (48, 80), found.candidates[found.before].run.args[1])
+        assert {len(candidate.run.args[0]) for candidate in found.candidates.values()} == {timed}
 
 
 def test_tables_prove_what_they_share_once(kernel, measurements, monkeypatch):

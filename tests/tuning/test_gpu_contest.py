@@ -221,6 +221,7 @@ def test_tasks_of_a_gpu_are_those_that_a_plan_asks_for(kernel, monkeypatch):
     assert needs((100, 300)) == [("small_polar", 100, 300)]
     assert needs((500, 2050)) == needs((512, 2050)) == needs((500, 2048)) == []
     assert needs((512, 512), torch.float64) == tasks_of(torch.device("mps"), HALF, (512, 512), 3) == []
+    assert {task.count for size in ((512, 2048), (100, 300)) for task in tasks_of(cuda, HALF, size, 3)} == {3}
     monkeypatch.setattr(kernel.tuning.contest, "launches_triton", lambda device: False)
     assert needs((512, 512)) == []
 

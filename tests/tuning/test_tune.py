@@ -91,7 +91,7 @@ def test_tune_measures_for_real(kernel, measurements, capsys):
     assert re.match(r"tune 2/2: measured 1 products: [01] ours, [01] torch's, none failed", lines[-1])
     assert chosen(kernel, 24, 40).source == "measured here"
     ours = lines[-1].split("products: ")[1].removesuffix(", none failed")
-    kernel.tune([(24, 40)], dtype=BF16, device="cpu")
+    kernel.tune([(24, 40), (2, 40, 24)], dtype=BF16, device="cpu")
     assert capsys.readouterr().out == f"tune 1/1: already measured 1 products: {ours}\n"
 
 

@@ -64,9 +64,40 @@ def test_progress_may_be_an_empty_list_that_can_be_called(kernel, measurements, 
         def __call__(self, *said):
             self.append(said)
 
-    log = Log()
-    kernel.Muon([Parameter(torch.ones(24, 40))], ns_dtype=BF16).warmup(log)
-    assert log and not capsys.readouterr().out
+    warmup = kernel.Muon([Parameter(torch.ones(24, 40))], ns_dtype=BF16).warmup
+    for call in (warmup, partial(kernel.tune, [(24, 40)], dtype=BF16, device="cpu")):
+        log = Log()
+        call(progress=log)
+        assert log and not capsys.readouterr().out
+
+
+def test_shapes_that_are_no_list_are_refused(kernel):
+    with pytest.raises(TypeError, match=r"shapes must be a list of .*, got 5"):
+        kernel.tune(5)
+
+
+@pytest.mark.parametrize("default", [torch.float16, torch.float64], ids=str)
+def test_what_is_measured_by_default_is_what_steps_multiply_float32_matrices_in(kernel, tune, monkeypatch, default):
+    """Whatever torch's default dtype is, and on the device that is asked for."""
+    asked = []
+    monkeypatch.setattr(tune, "_checked_device", torch.device)
+    monkeypatch.setattr(tune, "default_work_dtype", lambda G: asked.append((G.dtype, G.device.type)) or BF16)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        kernel.tune([(24, 40)], device="meta", progress=lambda *_: None)
+    finally:
+        torch.set_default_dtype(before)
+    assert asked == [(torch.float32, "meta")]
+
+
+def test_a_gpu_that_this_build_has_no_code_for_is_refused(kernel, tune, monkeypatch):
+    def refused(device):
+        raise ValueError(f"no code for {device}")
+
+    monkeypatch.setattr(tune, "check_device", refused)
+    with pytest.raises(ValueError, match="no code for cpu"):
+        kernel.tune([(24, 40)], device="cpu")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
