@@ -69,14 +69,6 @@ def test_proofs_may_use_all_the_time_that_is_not_left_to_others(kernel, tune, co
     assert "is left out" not in first() and clock.time == 3 * seconds
 
 
-def test_a_race_takes_an_equal_share_of_the_time(kernel, tune, contests, table_clock):
-    """Three first bursts and five rounds of three fill half of 36 seconds."""
-    clock = table_clock(EVEN, per_burst=1.0)
-    for stage, end in zip(tune.stages_of(tune.Tuner(36.0, clock), tasks(kernel, (40, 65), (40, 64))), (18, 36)):
-        stage()
-        assert clock.time == end
-
-
 def test_each_call_measures_a_size_however_slow_its_proofs(kernel, tune, contests, table_clock):
     clock = table_clock(EVEN)
     contests.update(dict.fromkeys(TABLES, taking(clock, 50.0)))
@@ -221,21 +213,6 @@ def test_work_is_counted_in_multiplications_and_has_one_order_on_all_ranks(kerne
     for order in todo, todo[::-1]:
         found = [task.need.size for task in tune.largest_first(order)]
         assert found[:2] == [(40, 56), (16, 200)] and found[2:] == [(4, 64), (8, 16)]
-
-
-def test_what_is_incomplete_comes_after_what_has_no_measurement(kernel, tune, measurements):
-    todo = tasks(kernel, (40, 65), (24, 40), (8, 16))
-    entry = {"m": 40, "k": 65, "products": "NATIVE", "untried": ["NATIVE_SYMMETRIC"]}
-    kernel.tuning.findings.store(todo[0], entry, {})
-    assert tune.unmeasured(todo) == [*todo[1:], todo[0]]
-
-
-def test_each_kind_of_device_has_its_own_measurement_of_a_size(kernel, tune, monkeypatch):
-    key = kernel.kernels.speeds.machine.key_of(CPU)
-    monkeypatch.setattr(tune, "key_of", lambda device: key._replace(device=device.type))
-    (task,) = tasks(kernel, (24, 40))
-    both = [task, task._replace(device=torch.device("meta"))]
-    assert tune.unmeasured(both * 2) == both
 
 
 def test_what_no_measurement_is_kept_of_is_not_measured(kernel, tune):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -128,7 +129,8 @@ def test_a_budget_that_is_none_is_refused(kernel, budget, error):
 
 @pytest.mark.parametrize("budget", [np.float32(0.5), math.inf, 0, 10**300], ids=lambda it: str(it)[:4])
 def test_a_budget_may_be_any_time(kernel, budget):
-    kernel.tuning.tune.check_call(budget, None)
+    with warnings.catch_warnings(action="error"):
+        kernel.tuning.tune.check_call(budget, None)
 
 
 def test_a_gpu_without_a_number_is_the_current_one(kernel, tune, monkeypatch):

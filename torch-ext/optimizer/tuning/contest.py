@@ -109,8 +109,7 @@ def _iteration(device: torch.device, dtype: torch.dtype, size: tuple[int, int], 
 
     None if no step would, because torch multiplies float32 here with fewer digits than the table's method needs.
     """
-    needs_squares = cpu_tables(dtype)[name].float32_squares
-    method = "gram_float32" if needs_squares else "auto" if dtype == torch.float32 else "standard"
+    method = "gram_float32" if cpu_tables(dtype)[name].float32_squares else "auto"
     circumstances = Circumstances(default_dtype=dtype == CPU_WORK_DTYPE, table=name)
     try:
         return choose_iteration(device, dtype, size, resolve_schedule("polar_express", 5), method, circumstances)
