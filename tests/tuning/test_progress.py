@@ -32,7 +32,18 @@ def test_progress_is_drawn_in_place_in_a_notebook(kernel, monkeypatch):
     line = kernel.tuning.progress.Line("warm-up")
     line(1, 2, "a longer stage")
     line(2, 2, "end")
-    assert stream.getvalue() == "\rwarm-up 1/2: a longer stage\rwarm-up 2/2: end           \n"
+    line(1, 2, "on")  # after the end nothing has to be drawn over
+    assert stream.getvalue() == "\rwarm-up 1/2: a longer stage\rwarm-up 2/2: end           \n\rwarm-up 1/2: on"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress_is_seen_as_soon_as_it_is_made(kernel, monkeypatch, terminal):
+    """A file or a pipe would keep it back for long."""
+    done = []
+    stream = {"write": lambda text: done.append("written"), "flush": lambda: done.append("seen")}
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(**stream, isatty=lambda: terminal))
+    kernel.tuning.progress.Line("tune")(1, 2, "a stage")
+    assert "written" in done and done[-1] == "seen"
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), SimpleNamespace(write=lambda text: None, flush=lambda: None), None])
