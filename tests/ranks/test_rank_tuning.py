@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import Replicate
 
 from tests.support.rank_measurements import CPU, SIZE, TABLES, fsdp, measuring
 from tests.support.rank_pool import JobError
@@ -23,16 +22,26 @@ def kernels(optimizer) -> list[str]:
 
 def own_favourite(kernel):
     """Each rank would measure another winner."""
-    with measuring(kernel, TABLES[dist.get_rank() % 3]) as measured:
+    waits, measure = [], kernel.tuning.tune.Tuner.measure
+
+    def noted(self, task, waiting):
+        waits.append(waiting)
+        return measure(self, task, waiting)
+
+    with (
+        measuring(kernel, TABLES[dist.get_rank() % 3]) as measured,
+        mock.patch.object(kernel.tuning.tune.Tuner, "measure", noted),
+    ):
         optimizer, _ = fsdp(kernel, SIZE, (8, 16), (40, 24))
         told = []
         optimizer.warmup(lambda *stage: told.append(stage))
-        return kernels(optimizer), measured, [total for _, total, _ in told], told[-3][2]
+        return kernels(optimizer), list(zip(measured, waits)), [total for _, total, _ in told], told[-3][2]
 
 
 def test_one_rank_measures_and_all_take_its_choice(fresh_pool):
     found = fresh_pool.run(own_favourite)
-    assert [measured for _, measured, _, _ in found] == [[(24, 40), (8, 16)], [], [], []]  # most work first
+    # Most work first; while it is measured, the other size waits for its share of the time.
+    assert [measured for _, measured, _, _ in found] == [[((24, 40), 1), ((8, 16), 0)], [], [], []]
     assert {tuple(said) for said, *_ in found} == {("torch.mm bfloat16, measured by rank 0",) * 3}
     assert all(len(set(totals)) == 1 for _, _, totals, _ in found)
     assert found[0][3].endswith("SINGLE") and found[3][3].endswith("SINGLE, by rank 0")
@@ -57,33 +66,6 @@ def test_what_a_rank_has_begun_to_measure_comes_last(fresh_pool, begun):
     found = fresh_pool.run(one_has_begun, begun)
     assert [measured for _, measured in found] == [[(8, 16), (24, 40)], [], [], []]
     assert len({tuple(said) for said, _ in found}) == 1
-
-
-def one_with_a_file(kernel, act: str):
-    """Rank 2 has measured before; returns what all run before and after a warm-up, and who measured."""
-    machine, file = kernel.kernels.speeds.machine, kernel.kernels.speeds.measurement_file
-    with measuring(kernel, "NATIVE_SYMMETRIC") as measured:
-        if dist.get_rank() == 2:
-            entry = {"m": SIZE[0], "k": SIZE[1], "products": "SINGLE"}
-            table = file.Table({file.Need("cpu_products", "bfloat16", *SIZE): entry}, {})
-            kernel.kernels.speeds.measurements.keep(machine.key_of(CPU), table)
-        optimizer, params = fsdp(kernel, SIZE, placement=Replicate())
-        before = kernels(optimizer)
-        if act == "warmup":
-            optimizer.warmup(lambda *_: None)
-        for p in params:
-            p.grad = torch.ones_like(p)
-        optimizer.step()
-        optimizer.check_copies()
-        return before, kernels(optimizer), measured
-
-
-@pytest.mark.parametrize("act", ["warmup", "step"])
-def test_a_file_of_one_rank_alone_counts_only_when_agreed(fresh_pool, act):
-    found = fresh_pool.run(one_with_a_file, act)
-    assert len({str(one[:2]) for one in found}) == 1 and "by default" in found[0][0][0]
-    assert ("measured by rank 0" in found[0][1][0]) == (act == "warmup")
-    assert [one[2] for one in found] == [[SIZE] if act == "warmup" else [], [], [], []]
 
 
 def two_kinds(kernel, agreed: bool):
@@ -114,62 +96,6 @@ def test_each_kind_of_device_has_a_rank_that_measures(fresh_pool, agreed):
     assert [measured for _, measured in found] == [[] if agreed else [SIZE], [SIZE], [], []]
     assert [said[0].split()[-1] for said, _ in found] == [slow, "1", slow, "1"]
     assert [said[0].split()[0] for said, _ in found] == ["torch.mm", "gemm_", "torch.mm", "gemm_"]
-
-
-def agreed_elsewhere(kernel):
-    """Ranks 0 and 3 have agreed with others on unlike things."""
-    measurements, need = (
-        kernel.kernels.speeds.measurements,
-        kernel.kernels.speeds.measurement_file.Need("cpu_products", "bfloat16", *SIZE),
-    )
-    with measuring(kernel, "SINGLE"):
-        agreed = {0: "SINGLE", 3: "NATIVE"}.get(dist.get_rank())
-        if agreed:
-            entry = {"m": SIZE[0], "k": SIZE[1], "products": agreed}
-            measurements.agree(
-                kernel.kernels.speeds.machine.key_of(CPU), need, entry, dist.get_rank(), (dist.get_rank(), 9)
-            )
-        optimizer, _ = fsdp(kernel, SIZE)
-        try:
-            optimizer.warmup(lambda *_: None)
-        except RuntimeError as error:
-            return str(error)
-        return None
-
-
-def test_unlike_agreements_are_named_on_all_ranks(fresh_pool):
-    for said in fresh_pool.run(agreed_elsewhere):
-        assert (
-            "24 x 40 bfloat16" in said and "rank 0 has agreed with [(0, 9)]" in said and "rank 3 with [(3, 9)]" in said
-        )
-
-
-def agreed_before(kernel, failed: bool):
-    """One rank has agreed with others before, perhaps on what has failed on another rank since."""
-    measurements, need = (
-        kernel.kernels.speeds.measurements,
-        kernel.kernels.speeds.measurement_file.Need("cpu_products", "bfloat16", *SIZE),
-    )
-    with measuring(kernel, "SINGLE") as measured:
-        if dist.get_rank() == 2:
-            entry = {"m": SIZE[0], "k": SIZE[1], "products": "NATIVE_SYMMETRIC"}
-            measurements.agree(kernel.kernels.speeds.machine.key_of(CPU), need, entry, 7, (2, 7))
-        if dist.get_rank() == 1 and failed:
-            wrong = {(need.kernel, need.dtype): {"NATIVE_SYMMETRIC": "it is wrong"}}
-            measurements.record_failures(kernel.kernels.speeds.machine.key_of(CPU), wrong)
-        optimizer, _ = fsdp(kernel, SIZE)
-        told = []
-        optimizer.warmup(lambda *stage: told.append(stage[2]))
-        return kernels(optimizer), measured, any("agreed on before" in what for what in told)
-
-
-@pytest.mark.parametrize("failed", [False, True])
-def test_what_one_rank_agreed_on_before_is_taken_unless_it_has_failed(fresh_pool, failed):
-    """The rest takes it, and nobody measures."""
-    found = fresh_pool.run(agreed_before, failed)
-    assert [measured for _, measured, _ in found] == [[SIZE] if failed else [], [], [], []]
-    assert [was_told for *_, was_told in found] == [not failed] * 4
-    assert {said[0].split("bfloat16, ")[1] for said, *_ in found} == {f"measured by rank {0 if failed else 7}"}
 
 
 def failing_measurement(kernel):
@@ -205,11 +131,13 @@ def plain_parameters(kernel):
             unknown.warmup(lambda *stage: told.append(stage[2]))
         assert any(line.startswith("nothing is proven or measured for w") for line in told)
         alone = list(measured), kernels(unknown)
+        without_choice = kernel.Muon([("w", nn.Parameter(torch.ones(SIZE)))], ns_dtype=torch.float64)
         exchange = kernel.ExchangeOptions(process_group=dist.group.WORLD)
         known = kernel.Muon([("w", nn.Parameter(torch.ones(SIZE)))], ns_dtype=torch.bfloat16, exchange=exchange)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             known.warmup(lambda *_: None)
+            without_choice.warmup(lambda *_: None)
         return *alone, kernels(known), kernels(unknown)
 
 

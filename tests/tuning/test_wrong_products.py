@@ -117,6 +117,13 @@ def wrong_far_from_the_diagonal(A, B, D, scalars):
     return C
 
 
+def wrong_where_something_is_added(A, B, D, scalars):
+    C = exact(A, B, D, scalars)
+    if D is not None:
+        C[:, 201, 20] = C[:, 20, 201] = 2 * C[:, 201, 20]
+    return C
+
+
 def neighbours_in_each_others_place(A, B, D, scalars):
     C = exact(A, B, D, scalars)
     C[:, 201, 20:22] = C[:, 201, 20:22].flip(1)
@@ -138,6 +145,7 @@ WRONG_PRODUCTS = {
     wrong_beside_the_diagonal: "times what rounding can explain",
     wrong_at_the_end_of_the_diagonal: "times what rounding can explain",
     wrong_far_from_the_diagonal: "times what rounding can explain",
+    wrong_where_something_is_added: "times what rounding can explain",
     neighbours_in_each_others_place: "times what rounding can explain",
     wrong_in_the_second: "times what rounding can explain",
 }
