@@ -8,9 +8,11 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.tensor import Replicate
 
 from tests.ranks.test_rank_tuning import kernels
+from tests.support.inside import plan_of
 from tests.support.rank_measurements import CPU, SIZE, fsdp, measuring
 from tests.support.refusals import error_of
 
@@ -133,6 +135,19 @@ def test_what_fails_on_the_rank_that_measures_is_left_out_on_all(fresh_pool):
     found = fresh_pool.run(wrong_on_the_rank_that_measures)
     assert [failed for failed, _ in found] == [{"NATIVE": "not symmetric"}] * 4
     assert len({tuple(said) for _, said in found}) == 1
+
+
+def test_what_can_be_measured_is_said_in_one_order(kernel):
+    """All ranks must say the same, and sets have another order in each process."""
+    sizes = [(24, 40), (8, 16), (16, 16), (32, 64), (8, 80), (48, 56)]
+    named = [(f"layers.{i}.w", nn.Parameter(torch.ones(size))) for i, size in enumerate(sizes)]
+    plan, to_measure = (
+        plan_of(kernel.Muon(named, ns_dtype=torch.bfloat16)),
+        kernel.step.agreement.rank_tuning.to_measure,
+    )
+    expected = sorted(f"cpu_products bfloat16 {m} x {k}" for m, k in sizes)
+    assert to_measure(None, plan) == f"kernels that can be measured: {', '.join(expected)}"  # this process alone
+    assert to_measure((0, 1), plan) == "kernels that can be measured: none"
 
 
 def test_a_product_of_matrices_of_several_sizes_is_measured_with_the_most_that_need_it(kernel):
