@@ -44,7 +44,10 @@ def test_matrices_of_a_proof_are_those_that_have_broken_kernels(kernel, m, k):
 @pytest.mark.parametrize("alpha", [0.5, -0.5])
 @pytest.mark.parametrize("k", [100, 1100])
 def test_sums_of_products_are_those_of_their_elements(kernel, k, alpha):
-    """In groups of neighbours, of which the last one is shorter, and over more columns than are copied at a time."""
+    """In groups of neighbours, of which the last one is shorter, and over more columns than are copied at a time.
+
+    Each of k products, alpha twice, and the addend may move a sum by a rounding of all magnitudes.
+    """
     roundings, proof = kernel.tuning.roundings, kernel.tuning.proof
     generator = torch.Generator().manual_seed(0)
     A, B = (torch.randint(-8, 9, shape, generator=generator).bfloat16() for shape in ((33, k), (k, 130)))
@@ -55,7 +58,10 @@ def test_sums_of_products_are_those_of_their_elements(kernel, k, alpha):
     exact, allowed = roundings.sums_of_product(A, B, alpha, [(2.0, A[:, :1].expand(33, 130))], signs)
     addend = 2.0 * A[:, :1].double() * signs.sum(1)
     assert torch.equal(exact, alpha * torch.stack(grouped, 1) + addend)  # integers: float64 rounds nothing
-    assert torch.equal(magnitudes.sum(1), B.double().abs().sum(1)) and (allowed > 0).all()
+    assert torch.equal(magnitudes.sum(1), B.double().abs().sum(1))
+    sizes = abs(alpha) * A.double().abs() @ magnitudes + 2.0 * A[:, :1].double().abs() * signs.abs().sum(1)
+    share = (k + 3) * 2.0**-24
+    assert torch.allclose(allowed, share / (1 - share) * sizes, rtol=1e-12, atol=0)
     entry, _ = roundings.product(A, B, 1.0)
     assert torch.equal(entry, products)
 
