@@ -68,11 +68,13 @@ def test_an_iteration_in_one_call_is_proven_by_its_products_and_a_wrong_one_fail
         return torch.cat([2 * X[:-1], 3 * X[-1:]])
 
     proof.prove_iteration(lambda X: X + X, by_steps, like, shape)
+    proof.prove_iteration(lambda X: X.add_(X), lambda X: X.mul_(2), like, shape)  # both may overwrite their argument
     with pytest.raises(proof.WrongResultError, match="step by step"):
         proof.prove_iteration(spoiled, by_steps, like, shape)
 
 
-def test_a_nan_that_spreads_in_one_call_fails_the_proof_of_an_iteration(kernel):
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_nan_that_spreads_in_one_call_fails_the_proof_of_an_iteration(kernel, count):
     """A thread may use the same memory for one matrix after the other."""
     proof, like = kernel.tuning.step_proof, torch.empty(0, dtype=torch.bfloat16)
 
@@ -80,4 +82,4 @@ def test_a_nan_that_spreads_in_one_call_fails_the_proof_of_an_iteration(kernel):
         return torch.full_like(X, torch.nan) if X.isnan().any() else 2 * X
 
     with pytest.raises(proof.WrongResultError, match="a NaN changed another matrix"):
-        proof.prove_iteration(spread, lambda X: 2 * X, like, (3, 48, 80))
+        proof.prove_iteration(spread, lambda X: 2 * X, like, (count, 48, 80))
