@@ -153,6 +153,16 @@ def test_warmup_measures_and_plans_anew(kernel, tune, measurements, contests, mo
     assert len(told) == 1  # nothing is measured twice
 
 
+def test_a_warm_up_compiles_what_steps_run_whatever_is_around_it(kernel, measurements, monkeypatch):
+    """Steps multiply without autocast."""
+    module, seen = kernel.step.warmup, []
+    run, note = module.polar_updates, lambda: seen.append(torch.is_autocast_enabled("cpu"))
+    monkeypatch.setattr(module, "polar_updates", lambda members: note() or run(members))
+    with torch.autocast("cpu", dtype=BF16):
+        kernel.Muon([("w", Parameter(torch.ones(24, 40)))], ns_dtype=torch.float64).warmup(lambda *_: None)
+    assert seen == [False]
+
+
 def test_a_step_measures_nothing(kernel, tune, measurements, monkeypatch):
     monkeypatch.setattr(tune, "contest_of", lambda task: pytest.fail("measured in a step"))
     p = Parameter(torch.ones(24, 40))
