@@ -43,11 +43,11 @@ def one_of_two_with_a_file(kernel, act: str):
 @pytest.mark.parametrize("act", ["warmup", "step"])
 def test_a_file_of_one_rank_alone_counts_only_when_agreed(fresh_pool, act):
     """Rank 0, which measures for all, does not measure again what is in its file."""
-    found, known = zip(*fresh_pool.run(one_of_two_with_a_file, act))
-    for each in found, known:
+    unknown, known = zip(*fresh_pool.run(one_of_two_with_a_file, act))
+    for each in unknown, known:
         assert len({str(one[:2]) for one in each}) == 1 and "by default" in each[0][0][0]
         assert ("measured by rank 0" in each[0][1][0]) == (act == "warmup")
-    assert [one[2] for one in found] == [[SIZE] if act == "warmup" else [], [], [], []]
+    assert [one[2] for one in unknown] == [[SIZE] if act == "warmup" else [], [], [], []]
     assert not any(measured for *_, measured in known) and known[0][1][0].startswith("torch.mm") == (act == "warmup")
 
 
@@ -132,9 +132,9 @@ def wrong_on_the_rank_that_measures(kernel):
 
 def test_what_fails_on_the_rank_that_measures_is_left_out_on_all(fresh_pool):
     """Later choices must be alike, too."""
-    found = fresh_pool.run(wrong_on_the_rank_that_measures)
-    assert [failed for failed, _ in found] == [{"NATIVE": "not symmetric"}] * 4
-    assert len({tuple(said) for _, said in found}) == 1
+    results = fresh_pool.run(wrong_on_the_rank_that_measures)
+    assert [failed for failed, _ in results] == [{"NATIVE": "not symmetric"}] * 4
+    assert len({tuple(said) for _, said in results}) == 1
 
 
 def test_what_can_be_measured_is_said_in_one_order(kernel):
@@ -159,8 +159,8 @@ def test_a_product_of_matrices_of_several_sizes_is_measured_with_the_most_that_n
         for device, n, count in needed
         for _ in range(count)
     ]
-    found = [(str(task.device), task.need.k, task.count) for task in tuning.tasks_of_matrices(matrices)]
+    measured = [(str(task.device), task.need.k, task.count) for task in tuning.tasks_of_matrices(matrices)]
     squares = [("cuda:0", 512, 3), ("cuda:1", 512, 1)]
-    assert sorted(found) == sorted([*needed, *squares])
-    work = [k * count for _, k, count in found]
+    assert sorted(measured) == sorted([*needed, *squares])
+    work = [k * count for _, k, count in measured]
     assert work == sorted(work, reverse=True)

@@ -41,7 +41,7 @@ def columns_orthogonalized(kernel, case: Case):
         return noted
 
     def counted(name, send):
-        return lambda *given, **options: sent.update([name]) or send(*given, **options)
+        return lambda *arguments, **options: sent.update([name]) or send(*arguments, **options)
 
     with ExitStack() as stack:
         stack.enter_context(teams_cost_nothing(kernel))

@@ -135,7 +135,7 @@ def test_each_product_of_a_table_is_proven(kernel, wrong):
     products = {name: getattr(native, name) for name in ("gram", "gram_affine", "commuting")}
     contest._prove_squares(like, (48, 80), native.batched, *products.values())
     right = products[wrong]
-    products[wrong] = lambda *given: 2 * right(*given)
+    products[wrong] = lambda *operands: 2 * right(*operands)
     with pytest.raises(kernel.tuning.proof.WrongResultError, match="times what rounding can explain"):
         contest._prove_squares(like, (48, 80), native.batched, *products.values())
 
@@ -174,13 +174,13 @@ def test_a_wrong_product_that_is_not_symmetric_fails_where_it_is_the_compiled_on
 def test_as_many_matrices_are_timed_as_a_step_works_on_at_once(kernel, measurements, monkeypatch):
     """With the iteration that it has today."""
     contest, asked = kernel.tuning.contest, []
-    monkeypatch.setattr(contest, "matrices_together", lambda *given: asked.append(given) or 3)
+    monkeypatch.setattr(contest, "matrices_together", lambda *arguments: asked.append(arguments) or 3)
     for count, timed in ((0, 1), (2, 2), (5, 3)):
         (task,) = contest.tasks_of(CPU, FLOAT32, (48, 80), count)
-        found = contest.cpu_contest(task)
-        assert found.entry("SINGLE", {})["count"] == timed
-        assert asked.pop() == (CPU, (48, 80), found.candidates[found.before].run.args[1])
-        drawn = [candidate.run.args[0] for candidate in found.candidates.values()]
+        contests = contest.cpu_contest(task)
+        assert contests.entry("SINGLE", {})["count"] == timed
+        assert asked.pop() == (CPU, (48, 80), contests.candidates[contests.before].run.args[1])
+        drawn = [candidate.run.args[0] for candidate in contests.candidates.values()]
         assert all(len(G) == timed and G.std() == pytest.approx(1.0, abs=0.1) for G in drawn)
 
 
@@ -188,11 +188,11 @@ def test_an_entry_has_the_times_of_all_tables(kernel, measurements):
     """The one that torch's products have is what others are compared with."""
     contest, timed = kernel.tuning.contest, kernel.tuning.race.Timed
     (task,) = contest.tasks_of(CPU, FLOAT32, (48, 80), 1)
-    found = contest.cpu_contest(task)
-    times = {name: timed(float(number), 0.1) for number, name in enumerate(found.candidates, 1)}
-    entry = found.entry("NATIVE_SYMMETRIC", times)
+    made = contest.cpu_contest(task)
+    times = {name: timed(float(number), 0.1) for number, name in enumerate(made.candidates, 1)}
+    entry = made.entry("NATIVE_SYMMETRIC", times)
     assert entry == {"m": 48, "k": 80, "products": "NATIVE_SYMMETRIC", "count": 1, "seconds": entry["seconds"]}
-    assert entry["seconds"] == {"SINGLE": 1.0, "NATIVE": 2.0, "NATIVE_SYMMETRIC": 3.0} and found.rival == "SINGLE"
+    assert entry["seconds"] == {"SINGLE": 1.0, "NATIVE": 2.0, "NATIVE_SYMMETRIC": 3.0} and made.rival == "SINGLE"
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_tables_prove_what_they_share_once(kernel, measurements, monkeypatch, dt
     contest, proven, applied = kernel.tuning.contest, [], []
     note = lambda X: proven.append((*X.shape[1:], X.dtype))  # noqa: E731
     prove = contest.prove_products
-    monkeypatch.setattr(contest, "prove_products", lambda *given: note(given[1].X) or prove(*given))
+    monkeypatch.setattr(contest, "prove_products", lambda *arguments: note(arguments[1].X) or prove(*arguments))
     monkeypatch.setattr(contest, "prove_apply", lambda affine, *_: applied.append(affine))
     for repeats, size in enumerate([(48, 80), (32, 40)], 1):
         (task,) = contest.tasks_of(CPU, dtype, size, 1)

@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-
-@pytest.mark.parametrize(
-    "entry, complete", [(None, False), ({}, True), ({"untried": []}, True), ({"untried": ["NATIVE"]}, False)], ids=str
-)
-def test_a_measurement_is_complete_when_nothing_is_left_to_try(kernel, entry, complete):
-    assert kernel.tuning.findings.is_complete(entry) is complete
-
 
 def test_what_is_left_is_tried_against_the_last_choice(kernel):
     """And not against what is chosen without a measurement. The last choice is not proven again."""

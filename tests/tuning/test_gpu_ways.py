@@ -52,8 +52,8 @@ def test_ours_and_torchs_products_are_timed_at_the_same_work(kernel, gpu, monkey
     contests, module, made = kernel.tuning.gpu_contest, kernel.kernels.gpu.symmetric_gemm, {"ours": [], "torch": []}
     launch, drawn = module.launch_symmetric_gemm, contests.drawn
 
-    def symmetric(*given):
-        X = drawn(*given)
+    def symmetric(*operands):
+        X = drawn(*operands)
         return X + X.mT if size[0] == size[1] else X
 
     def launched(A, B, D, C, scalars, config):
@@ -61,7 +61,7 @@ def test_ours_and_torchs_products_are_timed_at_the_same_work(kernel, gpu, monkey
         made["ours"].append(C.clone())
 
     def noted(product):
-        return lambda *given: made["torch"].append(product(*given)) or made["torch"][-1]
+        return lambda *operands: made["torch"].append(product(*operands)) or made["torch"][-1]
 
     table = contests.BATCHED
     products = {name: noted(getattr(table, name)) for name in ("gram", "gram_affine", "commuting")}
@@ -92,7 +92,7 @@ def test_launches_are_on_the_device_of_their_matrices(kernel, gpu, monkeypatch):
 
     monkeypatch.setattr(contests, "_current", noted)
     note = lambda *_: launched_on.append(tuple(current))  # noqa: E731
-    monkeypatch.setattr(module, "launch_symmetric_gemm", lambda *given: note() or launch(*given))
+    monkeypatch.setattr(module, "launch_symmetric_gemm", lambda *arguments: note() or launch(*arguments))
     monkeypatch.setattr(contests.small_polar, "launch_small_polar", note)
     monkeypatch.setattr(contests, "prove_small", lambda start, *_: start())
     for name in "symmetric_gemm", "small_polar":

@@ -43,7 +43,7 @@ def test_all_candidates_that_hung_are_left_out(kernel, measurements, trials, key
 
 
 def test_a_mark_counts_for_the_measurements_that_it_lies_beside(kernel, measurements, trials, key, need):
-    """Another number of threads has a file of its own in the same folder."""
+    """Another number of threads has another file in the same folder."""
     other = key._replace(threads=77)
     overdue(trials._mark(other, need, "NATIVE"))
     assert not failures(kernel, measurements) and marks()
