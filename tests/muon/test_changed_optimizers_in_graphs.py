@@ -69,7 +69,9 @@ def test_a_changed_optimizer_steps_as_an_eager_one(kernel, backend, change, with
             set_gradients(params, seed)
             for name in without:
                 params[name].grad = None
+            gradients = [p.grad for p in params.values()]
             step()
+            assert all(p.grad is gradient for p, gradient in zip(params.values(), gradients))
         return {**params, **state_of(optimizer, params)}
 
     expected = trained(lambda step: step)

@@ -79,11 +79,13 @@ def test_two_optimizers_step_in_one_graph(kernel, backend):
 def test_a_graph_may_read_and_write_parameters_and_state_around_the_step(kernel, backend):
     def function(params, optimizer):
         momentum = optimizer.state[params["up.weight"]]["momentum_buffer"]
+        square = optimizer.state[params["wte.weight"]]["exp_avg_sq"]
         with torch.no_grad():
             params["up.weight"].mul_(0.5)
             momentum.mul_(0.5)
+            square.mul_(0.5)
         optimizer.step()
-        seen.append((momentum + params["up.weight"]).detach())
+        seen.append((momentum + params["up.weight"]).detach() + square.sum())
 
     seen = []
     expected, seen_eagerly = trained(*made(kernel), function, steps=2), seen
@@ -91,6 +93,38 @@ def test_a_graph_may_read_and_write_parameters_and_state_around_the_step(kernel,
     compiled = torch.compile(function, fullgraph=True, backend=backend)
     assert same_bits(trained(*made(kernel), compiled, steps=2), expected)
     assert len(seen) == 2 and all(map(torch.equal, seen, seen_eagerly))
+
+
+def test_a_gradient_that_the_function_drops_is_not_in_the_step(kernel):
+    def function(params, optimizer):
+        params["up.weight"].grad = None
+        optimizer.step()
+
+    expected = trained(*made(kernel), function, steps=1)
+    compiled = torch.compile(function, fullgraph=True, backend="eager")
+    assert same_bits(trained(*made(kernel), compiled, steps=1), expected)
+
+
+def test_a_step_keeps_the_gradients_that_a_graph_has_clipped(kernel):
+    params, optimizer = made(kernel)
+    set_gradients(params, 0)
+    gradients = [p.grad for p in params.values()]
+
+    def function():
+        clip(params)
+        optimizer.step()
+
+    torch.compile(function, fullgraph=True, backend="aot_eager")()
+    assert all(p.grad is gradient for p, gradient in zip(params.values(), gradients))
+
+
+@pytest.mark.parametrize("states", [[], 2 * [torch.ones(4, 6)]], ids=len)
+def test_a_graph_for_another_state_says_so(kernel, states):
+    """The tracer makes a new graph before that, unless it overlooks a change."""
+    p = torch.nn.Parameter(torch.ones(4, 6))
+    optimizer = kernel.Muon([("w", p)])
+    with pytest.raises(RuntimeError, match=f"traced with {1 + len(states)} tensors .* the optimizer has 2 now"):
+        kernel.step.traced.muon_step_(optimizer._handle, "0", [0], [p], states, [torch.ones(4, 6)])
 
 
 def test_hooks_run_once(kernel):
@@ -174,23 +208,27 @@ def test_a_compiled_function_keeps_no_optimizer_alive(kernel):
 
 @pytest.fixture
 def second_copy(kernel, monkeypatch):
-    """The same variant, imported again under another name, as a program may do that reloads it."""
-    folder = Path(kernel.__file__).parent
-    spec = importlib.util.spec_from_file_location(
-        "second_copy", folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "second_copy", module)
-    spec.loader.exec_module(module)
-    return module
+    """Import the same variant again under another name, as a program may do that reloads it."""
+
+    def imported():
+        folder = Path(kernel.__file__).parent
+        spec = importlib.util.spec_from_file_location(
+            "second_copy", folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "second_copy", module)
+        spec.loader.exec_module(module)
+        return module
+
+    return imported
 
 
 def test_copies_of_a_variant_in_one_process_step_their_optimizers(kernel, second_copy):
     """They share the op, and no handle."""
     pairs = []
-    for package in (kernel, second_copy):
+    for package in (lambda: kernel, second_copy):
         p = torch.nn.Parameter(torch.ones(4, 6))
-        pairs.append((p, package.Muon([("w", p)])))
+        pairs.append((p, package().Muon([("w", p)])))
     for number, (p, optimizer) in enumerate(pairs):
         before = [q.detach().clone() for q, _ in pairs]
         p.grad = torch.eye(4, 6)

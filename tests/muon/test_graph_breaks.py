@@ -37,6 +37,42 @@ def test_what_a_function_sets_before_the_step_counts_in_it(kernel, backend):
         trained(*made(kernel), torch.compile(function, backend=backend, fullgraph=True))
 
 
+def put_in_place(optimizer, params):
+    optimizer.param_groups[0]["params"].append(optimizer.param_groups[1]["params"].pop())
+
+
+def replace_state(optimizer, params):
+    optimizer.state[params["up.weight"]] = dict(optimizer.state[params["up.weight"]])
+
+
+def replace_momentum(optimizer, params):
+    momentum = optimizer.state[params["up.weight"]]["momentum_buffer"]
+    optimizer.state[params["up.weight"]]["momentum_buffer"] = 2 * momentum
+
+
+def replace(name):
+    def replace(optimizer, params):
+        setattr(optimizer, name, getattr(optimizer, name, None))
+
+    return replace
+
+
+CHANGES = {name: replace(name) for name in ("param_groups", "state", "grad_scale", "found_inf")}
+CHANGES |= {change.__name__: change for change in (put_in_place, replace_state, replace_momentum)}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_all_that_a_step_reads_from_the_optimizer_breaks_the_graph_if_set(kernel, change):
+    def function(params, optimizer):
+        CHANGES[change](optimizer, params)
+        optimizer.step()
+
+    params, optimizer = made(kernel)
+    set_gradients(params, 0)
+    with pytest.raises(Unsupported, match="changed in the same graph"):
+        torch.compile(function, backend="eager", fullgraph=True)(params, optimizer)
+
+
 @pytest.mark.parametrize("settings", [{}, {"stochastic_rounding": True}, {"offload": True}], ids=str)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_function_that_sets_rates_makes_no_group_capturable(kernel, settings, when):
@@ -82,6 +118,7 @@ REFUSED = {
     "closure": ({}, lambda params, optimizer: optimizer.step(lambda: 0.0)),
     "offload": ({"offload": True}, plain_step),
     "release_grads": ({"release_grads": True}, plain_step),
+    "qk_clip": ({"qk_clip": {"head_dim": 12, "layers": [("up.weight", "down.weight")]}}, plain_step),
     "lr in a tensor": ({"weight_decay": torch.tensor(0.1)}, plain_step),
 }
 

@@ -21,7 +21,7 @@ from ..kernels.native import define_operation, returns_nothing
 from ..kernels.tracing import constant_while_traced
 from ..parameters.rates import live_tensors
 
-# Set on the optimizer inside a graph, these reach it only after the graph.
+# Set on the optimizer inside a graph, these reach it only after the graph; torch 2.13 even loses them.
 _READ_BY_STEPS = ("param_groups", "state", "grad_scale", "found_inf")
 
 
@@ -110,14 +110,18 @@ def _break_graph_if_changed(context: Any) -> None:
         effects = context._i_will_not_complain_if_bc_breaks_InstructionTranslator().output.side_effects
         known = effects.id_to_variable
         traced = [known[id(container)] for container in containers if id(container) in known]
-        changed = any(map(effects.is_modified, traced)) or (
-            id(optimizer) in known
-            and any(effects.has_pending_mutation_of_attr(known[id(optimizer)], name) for name in _READ_BY_STEPS)
-        )
+        set_names = (names for of, names in effects.store_attr_mutations.items() if _stands_for(of, optimizer))
+        are_set = any(name in names for names in set_names for name in _READ_BY_STEPS)
+        changed = are_set or any(map(effects.is_modified, traced))
     except AttributeError:  # a torch with another tracer: a break is always right
         changed = True
     if changed:
         context.graph_break("what Muon.step reads from the optimizer has been changed in the same graph")
+
+
+def _stands_for(variable: Any, value: Any) -> bool:
+    """Whether a tracer's variable stands for a value."""
+    return getattr(variable, "value", None) is value
 
 
 def _tensors_of(entries: Iterable[Mapping[str, Any]]) -> list[Tensor]:
