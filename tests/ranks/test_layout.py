@@ -77,10 +77,63 @@ def test_a_subclass_of_dtensor_is_a_shard(kernel):
     assert kernel.plan.layout.has_shards([torch.Tensor, Special]) and not kernel.plan.layout.has_shards([nn.Parameter])
 
 
-def terms_of(kernel, named):
-    groups = kernel.Muon([(name, nn.Parameter(p)) for name, p in named.items()]).param_groups
+def terms_of(kernel, named, **settings):
+    groups = kernel.Muon([(name, nn.Parameter(p)) for name, p in named.items()], **settings).param_groups
     state = {p: {} for group in groups for p in group["params"]}
     return kernel.plan.terms.terms_of(groups, "", range(len(groups)), {}, None, state)
+
+
+def digest_of(kernel, p, **settings):
+    ((_, terms),) = terms_of(kernel, {"up.weight": p}, **settings).items()
+    return terms.digest
+
+
+def test_ranks_that_have_a_parameter_otherwise_have_other_terms(kernel, rank):
+    all_ranks, pairs, rows, columns = [0, 1, 2, 3], [[0, 1], [2, 3]], torch.ones(2, 8), torch.ones(8, 2)
+    ways = [
+        on(all_ranks, [Shard(0)], rows, (8, 8)),
+        on(all_ranks, [Shard(0)], rows.bfloat16(), (8, 8)),
+        on(all_ranks, [Shard(0)], columns.mT, (8, 8)),
+        on(all_ranks, [Shard(0)], torch.ones(2, 6), (8, 6)),
+        on(all_ranks, [Shard(1)], columns, (8, 8)),
+        on([3, 1, 2, 0], [Shard(0)], rows, (8, 8)),
+        on(DeviceMesh("cpu", pairs, mesh_dim_names=("a", f"b{rank}")), [Shard(0), Shard(0)], rows, (8, 8)),
+    ]
+    assert len({digest_of(kernel, p) for p in ways}) == len(ways)
+
+
+@pytest.mark.parametrize("dtype, same", [(None, False), (torch.bfloat16, True)])
+def test_ranks_that_choose_another_dtype_by_their_processors_have_other_terms(kernel, rank, monkeypatch, dtype, same):
+    digests = set()
+    for fast in (torch.float32, torch.bfloat16):
+        monkeypatch.setattr(kernel.plan.terms, "default_work_dtype", lambda p, fast=fast: fast)
+        digests.add(digest_of(kernel, on([0, 1, 2, 3], [Shard(0)], torch.ones(2, 8), (8, 8)), ns_dtype=dtype))
+    assert (len(digests) == 1) == same
+
+
+def test_functions_are_the_same_if_they_give_the_same_to_the_parameters_of_muon(kernel, rank):
+    def terms(factor):
+        all_ranks = [0, 1, 2, 3]
+        named = {
+            "up.weight": on(all_ranks, [Shard(0)], torch.ones(2, 8), (8, 8)),
+            "up.bias": on(all_ranks, [Shard(0)], torch.ones(1), (4,)),
+        }
+        (terms,) = terms_of(kernel, named, adjust_lr_fn=lambda rows, cols: factor * rows).values()
+        return terms
+
+    one, same, other = terms(1.0), terms(1.0), terms(2.0)
+    assert one.digest == same.digest != other.digest
+    assert [a == b for a, b in zip(one.lines, other.lines)] == [name == "up.bias" for name in one.names]
+
+
+def test_a_number_in_a_tensor_of_the_host_is_compared_by_its_value(kernel, rank):
+    groups = kernel.Muon([("up.weight", nn.Parameter(torch.ones(4, 4)))]).param_groups
+    terms = kernel.plan.terms.Terms(**{**dict.fromkeys(kernel.plan.terms.Terms._fields), "group_positions": ((0, 0),)})
+    terms, texts = terms._replace(kernels=""), []
+    for rate in (0.5, torch.tensor(0.5), 0.25, torch.tensor(0.25), torch.tensor(0.5, device="meta")):
+        groups[0]["lr"] = rate
+        texts.append(terms.settings(groups))
+    assert texts[0] == texts[1] != texts[2] == texts[3] and texts[4] not in texts[:4]
 
 
 def test_ranks_share_what_they_have_in_whatever_order(kernel, rank):
