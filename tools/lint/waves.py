@@ -20,11 +20,10 @@ RESERVED_SHARED = 1024  # bytes of shared memory that the system reserves in eac
 
 
 class Waves(NamedTuple):
-    """The tiles of a launch, its waves, and the share of all waves and of the last wave that has work."""
+    """The tiles of a launch, its waves, and the share of the last wave that has work."""
 
     tiles: int
     count: int
-    use: Fraction
     last_use: Fraction
 
 
@@ -37,7 +36,7 @@ def tiles(m: int, tile: int, symmetric: bool, batch: int = 1) -> int:
 def waves(count: int, slots: int) -> Waves:
     """Return the waves of `count` >= 1 tiles on a GPU that runs `slots` = S c at once."""
     number = -(-count // slots)
-    return Waves(count, number, Fraction(count, number * slots), Fraction(count - (number - 1) * slots, slots))
+    return Waves(count, number, Fraction(count - (number - 1) * slots, slots))
 
 
 def saves_waves(m: int, tile: int, slots: int, batch: int = 1) -> int:
