@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from contextlib import contextmanager
 from types import FrameType
 from typing import Callable, Iterator, Optional
@@ -36,11 +35,10 @@ def interrupted_at_the_end() -> Iterator[None]:
 
 def _takes_the_place_of_pythons(handler: Callable[[int, Optional[FrameType]], None]) -> bool:
     """Whether `handler` handles the signal from now on: only in the main thread, and if Python's handler did before."""
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return False
     try:
         signal.signal(signal.SIGINT, handler)
-    except ValueError:  # `threading` takes the thread that has imported it for the main one
+    except ValueError:  # in other threads, also where `threading` takes one for the main thread that has imported it
         return False
     return True
