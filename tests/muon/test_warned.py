@@ -117,14 +117,16 @@ def test_steps_without_any_gradient_warn_of_that_alone(kernel):
     assert [str(warning.message)[:12] for warning in raised] == ["no parameter"]
 
 
-def test_late_steps_without_any_gradient_warn_once(kernel):
-    """Also after the steps in which parameters without gradients are counted."""
+@pytest.mark.parametrize("first", [0, 8, 11])
+def test_steps_without_any_gradient_warn_once(kernel, first):
+    """Also with others between them, or after the steps in which parameters without gradients are counted."""
     params = [Parameter(torch.ones(4, 6)) for _ in range(2)]
     optimizer = kernel.Muon(zip(("layers.0.up.weight", "layers.1.up.weight"), params))
-    steps_with_gradients(optimizer, params, 11)
-    optimizer.zero_grad()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        steps_with_gradients(optimizer, params, first)
         for _ in range(3):
+            optimizer.zero_grad()
             optimizer.step()
+            steps_with_gradients(optimizer, params, 1)
     assert [str(warning.message)[:12] for warning in caught] == ["no parameter"]

@@ -45,7 +45,7 @@ class FirstSteps(NamedTuple):
         lines += [_NO_GRADIENT] if has_none and not self.warned else []
         warned = self.warned or has_none
         if self.count == WATCHED_STEPS:
-            return self._replace(warned=warned, exchange_is_idle=False), lines
+            return self._replace(warned=warned), lines
         waiting = {params[i] for i in gradients.absent if params[i].requires_grad}
         untrained = self.untrained & waiting if self.count else waiting
         if self.count + 1 < WATCHED_STEPS:
