@@ -37,7 +37,7 @@ def test_a_team_sends_columns_inside_of_a_node_and_the_matrix_once(kernel):
     assert costs.team_cost(SIZE, STEPS, WINDOWS, 8) == pytest.approx(sums + columns + sent, abs=1)
 
 
-@pytest.mark.parametrize("largest, elements", [(0, 10), (0, 10**6), (10**12, 10**6), (10**13, 10)])
+@pytest.mark.parametrize("largest, elements", [(0, 10), (0, 10**6), (0, 10**7), (10**12, 10**6), (10**13, 10)])
 def test_as_many_copies_share_work_as_take_the_least_time_and_divide_all(kernel, largest, elements):
     def cost(count):
         return max(1e13 / (count * 4), largest) + count * elements * kernel.plan.costs.FLOPS_OF_AN_ELEMENT
