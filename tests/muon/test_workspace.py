@@ -108,3 +108,22 @@ def test_step_that_failed_keeps_no_gradient(kernel, monkeypatch):
             optimizer.step()
     optimizer.zero_grad()
     assert gradient() is None
+
+
+def test_a_parameter_that_lies_elsewhere_has_moved_once(kernel):
+    p = Parameter(torch.ones(4, 6))
+    premises = kernel.step.premises.Premises([p], (), kernel.Muon([("up.weight", p)]).param_groups)
+    p.data = p.data.clone()
+    assert premises.have_moved([p])
+    premises.remember_places([p])
+    assert not premises.have_moved([p])
+
+
+@pytest.mark.parametrize("what", ["choices", "this_rank"])
+def test_a_plan_holds_for_one_choice_of_kernels_and_one_rank(kernel, monkeypatch, what):
+    p = Parameter(torch.ones(4, 6))
+    groups = kernel.Muon([("up.weight", p)]).param_groups
+    premises = kernel.step.premises.Premises([p], (), groups)
+    assert premises.hold([p], (), groups)
+    monkeypatch.setattr(kernel.step.premises, what, lambda: "another")
+    assert not premises.hold([p], (), groups)
