@@ -110,3 +110,22 @@ def test_memory_of_a_large_call_is_given_back(kernel):
     kernel.kernels.native.frobenius_norm_(norms, X)
     assert bytes_in_use() - before < 2**20
     assert norms.item() == 2.0**13
+
+
+def test_views_are_as_large_as_the_matrices_and_torchs_threads_ask_for(kernel):
+    """Batches take turns in one memory, which is made anew only where it is too small."""
+
+    class Batch:
+        def memory(self, count: int):
+            sizes = (count, 4), (count, 4), (torch.get_num_threads(), 4, 4)
+            return [(size, torch.float32) for size in sizes]
+
+    memory, batches = kernel.step.batch_memory.BatchMemory(), (Batch(), Batch())
+    for threads in (2, 1, 2):
+        torch.set_num_threads(threads)
+        for count in (8, 2):
+            views = [memory.views(batch, count) for batch in batches]
+            for directions, factors, (squares,) in views:
+                assert [len(x) for x in (directions, factors, squares)] == [count, count, threads]
+                assert directions.data_ptr() == views[0].directions.data_ptr() == memory._bytes.data_ptr()
+    assert memory.views(batches[0], 8) is memory.views(batches[0], 8)

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -213,3 +214,17 @@ def test_stochastic_rounding_that_is_switched_counts_from_the_next_step(kernel):
         take_steps(fresh, others, [seed])
         saved = fresh.state_dict()
     assert same_bits(params, others)
+
+
+def test_each_matrix_of_each_step_has_a_seed_of_its_own(kernel):
+    """The first 2**20 matrices of a parameter have; a seed is an int64."""
+    seed = kernel.step.local_matrix.LocalMatrix.seed
+
+    def of(step, index, first):
+        parameter = SimpleNamespace(group=1, seed=first)
+        part = SimpleNamespace(matrix=SimpleNamespace(parameter=parameter, index=index))
+        return seed(part, [{"rounding_step": 0}, {"rounding_step": step}])
+
+    for first in (0, 2**63 - 1):
+        seeds = [of(step, index, first) for step in (0, 1, 2**10, 2**40) for index in (0, 1, 2**10, 2**20 - 1)]
+        assert len(set(seeds)) == len(seeds) and 0 <= min(seeds) and max(seeds) < 2**63

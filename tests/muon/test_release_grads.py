@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 
 def parameters(seed=0):
@@ -38,11 +39,13 @@ def test_memory_is_freed_before_orthogonalization(kernel, monkeypatch, release):
     params = parameters()
     muon = optimizer(kernel, params, release_grads=release)
     gradients = {name for name in params if name != "a.bias"}
+    memory = {name: StorageWeakRef(params[name].grad.untyped_storage()) for name in gradients}
     polar_update = kernel.step.polar_update
     polar_factors, alive = polar_update.polar_factors, []
 
     def observed(packed, *arguments):
-        alive.append({name for name, p in params.items() if name in gradients and p.grad is not None})
+        alive.append({name for name in gradients if not memory[name].expired()})
+        assert alive[-1] == {name for name in gradients if params[name].grad is not None}
         return polar_factors(packed, *arguments)
 
     monkeypatch.setattr(polar_update, "polar_factors", observed)
