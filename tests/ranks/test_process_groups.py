@@ -22,16 +22,14 @@ def groups(kernel):
 @pytest.mark.parametrize("order", [1, -1])
 def test_of_several_groups_the_name_decides_until_one_is_in_use(groups, settle, order):
     """Ranks may have their parameters, and so the groups, in another order."""
-    pairs = sorted((dist.new_group(PAIR) for _ in range(3)), key=lambda group: group.group_name)[::order]
-    groups.offer_groups(pairs[:2] if order == 1 else pairs[1:])
-    first = min(pairs, key=lambda group: group.group_name)
-    last = max(pairs, key=lambda group: group.group_name)
+    first, second, third = sorted((dist.new_group(PAIR) for _ in range(3)), key=lambda group: group.group_name)
+    groups.offer_groups([second, third][::order])
     if settle == "by use":
-        assert groups.group_of(PAIR) is first
+        assert groups.group_of(PAIR) is second
     else:
-        assert groups.ranks_of(last) == PAIR
-    groups.offer_groups(pairs)
-    assert groups.group_of(PAIR) is (first if settle == "by use" else last)
+        assert groups.ranks_of(third) == PAIR
+    groups.offer_groups([first, second, third][::order])
+    assert groups.group_of(PAIR) is (second if settle == "by use" else third)
 
 
 def test_all_ranks_have_the_group_of_the_world(groups):
