@@ -123,7 +123,7 @@ def test_views_are_as_large_as_the_matrices_and_torchs_threads_ask_for(kernel):
     memory, batches = kernel.step.batch_memory.BatchMemory(), (Batch(), Batch())
     for threads in (2, 1, 2):
         torch.set_num_threads(threads)
-        for count in (8, 2):
+        for count in (2, 8):
             views = [memory.views(batch, count) for batch in batches]
             for directions, factors, (squares,) in views:
                 assert [len(x) for x in (directions, factors, squares)] == [count, count, threads]

@@ -137,12 +137,12 @@ def test_a_parameter_that_stays_keeps_its_reason_when_one_before_it_goes(kernel)
 def test_a_parameter_that_moves_to_a_group_of_its_branch_keeps_its_reason(kernel):
     values = [Parameter(torch.ones(8, 12)) for _ in range(3)]
     groups = [{"params": [("a.weight", values[0]), ("b.weight", values[1])]}]
-    optimizer = kernel.Muon([*groups, {"params": [("c.weight", values[2])], "use_muon": True}])
+    optimizer = kernel.Muon([*groups, {"params": [("c.weight", values[2])], "use_muon": True, "role": "hidden"}])
     first, second = optimizer.param_groups
     for key in ("params", "param_names"):
         second[key].append(first[key].pop())
     reasons = {row.name: row.reason for row in optimizer.explain().rows}
-    assert reasons == {"a.weight": "matrix", "b.weight": "matrix", "c.weight": "use_muon"}
+    assert reasons == {"a.weight": "matrix", "b.weight": "matrix", "c.weight": "use_muon: hidden"}
 
 
 def test_a_parameter_that_moves_to_the_next_group_gets_its_rate(kernel):
