@@ -66,11 +66,12 @@ def released_gradients(kernel, case: Case) -> list[bool]:
 
 
 @on_every_backend()
-def test_gradients_are_released_where_their_part_is_empty_too(pools):
+@pytest.mark.parametrize("release", [False, True])
+def test_gradients_are_released_or_kept_where_their_part_is_empty_too(pools, release):
     """Of two rows or heads, ranks 2 and 3 have none."""
-    settings = {"release_grads": True}
+    settings = {"release_grads": release}
     specs = (
         Spec("0.up.weight", (2, 8), LAYOUTS["rows"]),
         Spec("1.up.weight", (2, 8), LAYOUTS["rows"], {"split_rows": (1, 1)}),
     )
-    assert pools(4).run(released_gradients, Case(specs, settings)) == [[True, True]] * 4
+    assert pools(4).run(released_gradients, Case(specs, settings)) == [[release, release]] * 4
