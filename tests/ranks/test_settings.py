@@ -73,6 +73,13 @@ def test_impossible_chunk_settings_raise(kernel, key, value, error):
         kernel.ExchangeOptions(**{key: value})
 
 
+@pytest.mark.parametrize("key", ["chunks_in_flight", "ranks_per_matrix"])
+def test_only_the_bytes_of_a_chunk_are_chosen_for_none(kernel, key):
+    assert kernel.ExchangeOptions(chunk_bytes=None) == kernel.ExchangeOptions()
+    with pytest.raises(TypeError, match=f"{key} must be a whole number, got None"):
+        kernel.ExchangeOptions(**{key: None})
+
+
 def test_whole_numbers_of_numpy_are_numbers(kernel):
     """In print, too, which ranks compare."""
     plain, wide = (kernel.ExchangeOptions(chunk_bytes=of(4096), ranks_per_matrix=of(2)) for of in (int, np.int64))

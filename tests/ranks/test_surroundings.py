@@ -175,7 +175,10 @@ def test_plain_parts_of_other_libraries_are_asked_about(kernel, world_size):
     dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
     try:
         with warnings.catch_warnings(record=True) as raised:
-            optimizer = kernel.Muon([("up.weight", part), ("up.bias", bias)])
+            cut = DTensor.from_local(torch.ones(4, 6), DeviceMesh("cpu", [*range(world_size)]), [Shard(0)])
+            cut = nn.Parameter(cut)
+            cut.tensor_model_parallel = True
+            optimizer = kernel.Muon([("cut.weight", cut), ("up.weight", part), ("up.bias", bias)])
             optimizer.add_param_group({"params": [("down.weight", whole)]})
         notes = optimizer.explain().notes
     finally:
