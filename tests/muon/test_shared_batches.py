@@ -86,3 +86,13 @@ def test_parameters_of_two_dtypes_share_no_batch(kernel, monkeypatch):
         p.grad = torch.ones_like(p)
     optimizer.step()
     assert [len(batch.matrices) for batch in plan_of(optimizer).batches] == [1, 1]
+
+
+@pytest.mark.parametrize("device, transposed", [("cpu", True), ("meta", False)])
+def test_tall_matrices_are_transposed_on_a_cpu_alone(kernel, device, transposed):
+    params = {name: Parameter(torch.ones(shape, device=device)) for name, shape in (("a", (12, 8)), ("b", (8, 12)))}
+    optimizer = kernel.Muon([(f"{name}.weight", p) for name, p in params.items()])
+    optimizer.explain()
+    plan = plan_of(optimizer)
+    packed = {(m.rows, m.cols): (b.transposed, b.packed_shape) for b in plan.batches for m in b.matrices}
+    assert packed == {(12, 8): (transposed, (8, 12) if transposed else (12, 8)), (8, 12): (False, (8, 12))}

@@ -116,6 +116,14 @@ def test_a_chain_packs_as_much_as_its_limit_and_no_more(kernel, sharing, monkeyp
         assert all(len(chain) == 1 or sum(batch.packed_bytes for batch in chain) <= most for chain in chains)
 
 
+def test_chains_may_have_another_limit(kernel, sharing):
+    with sharing():
+        optimizer = kernel.Muon(parameters(), **SETTINGS)
+        optimizer.step()
+        chains = [kernel.plan.batches.chains(plan_of(optimizer).batches, most) for most in (None, 1)]
+    assert max(map(len, chains[0])) > max(map(len, chains[1])) == 1
+
+
 @pytest.mark.parametrize("method, dtype", [("gram", "float32"), ("gram_float32", "float16")])
 def test_a_chain_takes_no_more_memory_than_is_planned(kernel, sharing, method, dtype):
     """What ranks say they hold is the sum of a chain's batches. At least copies and factors are held at once."""
