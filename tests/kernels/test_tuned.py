@@ -95,6 +95,22 @@ def test_a_gpu_without_a_file_takes_its_likes(measurements, monkeypatch, tmp_pat
     assert measurements.shipped.__wrapped__("NVIDIA H100 80GB HBM3")[0] == expected
 
 
+@pytest.mark.parametrize("hip, target", [(None, ("cuda", 89)), ("7.0", ("hip", 0))])
+def test_kernels_are_compiled_for_the_capability_of_a_gpu(tuned, monkeypatch, hip, target):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    assert tuned.target_of(torch.device("cuda", 0)) == target
+
+
+@pytest.mark.parametrize("m", [64, 4096])
+@pytest.mark.parametrize("target", [("cuda", 80), ("cuda", 90), ("hip", 0)], ids=str)
+def test_float32_has_small_tiles_everywhere_and_no_others_compete(tuned, target, m):
+    target = tuned.Target(*target)
+    for lie in itertools.product((True, False), repeat=2):
+        assert tuned.safe_config(target, torch.float32, m, *lie).tile == 32
+    assert tuned.usual_configs(target, torch.float32) == tuned.usual_small_configs(target, torch.float32, 64) == []
+
+
 def test_safe_configs_can_be_launched(tuned):
     """Triton needs powers of two, and a dot product 16 or more on each side."""
     targets = [tuned.Target("cuda", capability) for capability in (80, 86, 89, 90, 100, 103, 120)]

@@ -136,6 +136,14 @@ def test_a_number_in_a_tensor_of_the_host_is_compared_by_its_value(kernel, rank)
     assert texts[0] == texts[1] != texts[2] == texts[3] and texts[4] not in texts[:4]
 
 
+@pytest.mark.parametrize("device, state", [("cpu", "frozen"), ("meta", "trained")])
+def test_parameters_without_state_are_frozen_unless_they_are_on_meta(kernel, rank, device, state):
+    p = on([0, 1, 2, 3], [Shard(0)], torch.ones(2, 6, device=device), (8, 6))
+    groups = kernel.Muon([("up.weight", nn.Parameter(p))]).param_groups
+    (terms,) = kernel.plan.terms.terms_of(groups, "", [0], {}, None, {}).values()
+    assert state in terms.lines[0].split(kernel.plan.terms.BETWEEN)
+
+
 def test_ranks_share_what_they_have_in_whatever_order(kernel, rank):
     """Meshes of the same ranks in another order are one set, which a group of processes has in rising order."""
     meshes = {"a.weight": [0, 1, 2, 3], "b.weight": [3, 1, 2, 0]}
