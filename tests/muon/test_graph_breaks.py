@@ -69,7 +69,8 @@ def test_all_that_a_step_reads_from_the_optimizer_breaks_the_graph_if_set(kernel
 
     params, optimizer = made(kernel)
     set_gradients(params, 0)
-    with pytest.raises(Unsupported, match="changed in the same graph"):
+    # torch 2.11 itself sets no attribute of an optimizer in a graph.
+    with pytest.raises((Unsupported, AssertionError), match=r"changed in the same graph|Attempted setattr"):
         torch.compile(function, backend="eager", fullgraph=True)(params, optimizer)
 
 
