@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from tests.ranks.test_regrouping import in_blocks
 from tests.support.backends import on_every_backend
 from tests.support.pieces import mesh_of
 from tests.support.rank_pool import device_of_ranks
@@ -28,15 +29,8 @@ WHOLE = StateDictOptions(full_state_dict=True)
 WAYS = ["load_state_dict", "import_state"]
 
 
-def in_blocks(kernel, network: nn.Module):
-    """Return a Muon with a group for each block, the last block first."""
-    pairs = list(network.named_parameters())
-    groups = [{"params": [pair for pair in pairs if f"blocks.{block}." in pair[0]]} for block in (2, 1, 0)]
-    return kernel.Muon(groups, lr=0.02)
-
-
 def in_one_group(kernel, network: nn.Module):
-    return kernel.Muon(network.named_parameters(), lr=0.02)
+    return kernel.Muon(network.named_parameters())
 
 
 def take_steps(optimizer, network: nn.Module, steps) -> None:

@@ -30,23 +30,29 @@ def need(kernel):
     return kernel.kernels.speeds.measurement_file.Need("cpu_products", "bfloat16", 24, 40)
 
 
+@pytest.fixture
+def failed(kernel, measurements):
+    """The names of the candidates that are left out on this machine now."""
+    return lambda: set(failures(kernel, measurements))
+
+
 def overdue(mark: Path, **changes) -> Path:
     """Let a mark be of a process that had this one's number, and hung; other `changes` may make it another one's."""
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "since": "before", "overdue": True, **changes}))
     return mark
 
 
-def test_all_candidates_that_hung_are_left_out(kernel, measurements, trials, key, need):
+def test_all_candidates_that_hung_are_left_out(trials, key, need, failed):
     mark = overdue(trials._mark(key, need, "NATIVE"))
     overdue(shutil.copy(mark, mark.with_name(f"{mark.stem}-other.trial")), candidate="NATIVE_GRAM")
-    assert failures(kernel, measurements).keys() == {"NATIVE", "NATIVE_GRAM"}
+    assert failed() == {"NATIVE", "NATIVE_GRAM"}
 
 
-def test_a_mark_counts_for_the_measurements_that_it_lies_beside(kernel, measurements, trials, key, need):
+def test_a_mark_counts_for_the_measurements_that_it_lies_beside(trials, key, need, failed):
     """Another number of threads has another file in the same folder."""
     other = key._replace(threads=77)
     overdue(trials._mark(other, need, "NATIVE"))
-    assert not failures(kernel, measurements) and marks()
+    assert not failed() and marks()
     what = need.kernel, need.dtype, "NATIVE"
     firsts = [trials._first_mark(trials.file_of(each), what) for each in (key, other)]
     assert firsts[0] != firsts[1] and {first.parent for first in firsts} == {marks()[0].parent}
@@ -96,7 +102,7 @@ def test_a_candidate_is_tried_where_there_is_no_home(trials, key, need, monkeypa
 
 
 def test_processes_are_known_by_their_number_where_a_system_says_no_more(
-    kernel, measurements, trials, key, need, monkeypatch, tmp_path
+    trials, key, need, failed, monkeypatch, tmp_path
 ):
     """As macOS, which has no /proc."""
 
@@ -107,8 +113,8 @@ def test_processes_are_known_by_their_number_where_a_system_says_no_more(
     monkeypatch.setattr(trials, "Path", lambda path: tmp_path / path.lstrip("/"))
     mark = trials._mark(key, need, "NATIVE")
     overdue(mark, since="")
-    assert not failures(kernel, measurements) and marks()
+    assert not failed() and marks()
     with subprocess.Popen(["true"]) as process:
         pass
     overdue(mark, since="", process=process.pid)
-    assert failures(kernel, measurements).keys() == {"NATIVE"}
+    assert failed() == {"NATIVE"}

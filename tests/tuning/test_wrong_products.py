@@ -96,32 +96,20 @@ def of_two_that_commute(A, B, D) -> bool:
     return D is None and A.data_ptr() != B.data_ptr()
 
 
-def wrong_beside_the_diagonal(A, B, D, scalars):
-    C = exact(A, B, D, scalars)
-    if of_two_that_commute(A, B, D):
-        C[:, 201, 205] = C[:, 205, 201] = 2 * C[:, 201, 205]
-    return C
+def adds_something(A, B, D) -> bool:
+    return D is not None
 
 
-def wrong_at_the_end_of_the_diagonal(A, B, D, scalars):
-    C = exact(A, B, D, scalars)
-    if of_two_that_commute(A, B, D):
-        C[:, 262, 262] *= 2
-    return C
+def doubled(row: int, column: int, where):
+    """Return a product of which two mirrored elements are twice what they should be."""
 
+    def product(A, B, D, scalars):
+        C = exact(A, B, D, scalars)
+        if where(A, B, D):
+            C[:, row, column] = C[:, column, row] = 2 * C[:, row, column]
+        return C
 
-def wrong_far_from_the_diagonal(A, B, D, scalars):
-    C = exact(A, B, D, scalars)
-    if of_two_that_commute(A, B, D):
-        C[:, 201, 20] = C[:, 20, 201] = 2 * C[:, 201, 20]
-    return C
-
-
-def wrong_where_something_is_added(A, B, D, scalars):
-    C = exact(A, B, D, scalars)
-    if D is not None:
-        C[:, 201, 20] = C[:, 20, 201] = 2 * C[:, 201, 20]
-    return C
+    return product
 
 
 def neighbours_in_each_others_place(A, B, D, scalars):
@@ -153,10 +141,10 @@ WRONG_PRODUCTS = {
     last_of_three_by_a_bit: "other bits alone",
     not_mirrored: "not symmetric",
     squared: "times what rounding can explain",
-    wrong_beside_the_diagonal: "times what rounding can explain",
-    wrong_at_the_end_of_the_diagonal: "times what rounding can explain",
-    wrong_far_from_the_diagonal: "times what rounding can explain",
-    wrong_where_something_is_added: "times what rounding can explain",
+    doubled(201, 205, of_two_that_commute): "times what rounding can explain",
+    doubled(262, 262, of_two_that_commute): "times what rounding can explain",
+    doubled(201, 20, of_two_that_commute): "times what rounding can explain",
+    doubled(201, 20, adds_something): "times what rounding can explain",
     neighbours_in_each_others_place: "times what rounding can explain",
     wrong_in_the_second: "times what rounding can explain",
     wrong_by_little_in_the_second: "times what rounding can explain",

@@ -180,7 +180,7 @@ def part_of_whole(whole: Tensor, p: Tensor) -> Tensor:
     for dim, runs in enumerate(runs_of(layout_of("", memory), this_rank())):
         pieces = [whole.narrow(dim, start, stop - start) for start, stop in runs or ((0, 0),)]
         whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
-    if whole.numel():  # a rank that is not in the mesh has none, and perhaps one dimension
+    if whole.numel():  # the empty part of a rank that is not in the mesh may have one dimension
         local_part(memory).copy_(whole.detach())
     return memory
 
