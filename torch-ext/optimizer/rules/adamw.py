@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import chain, repeat
-from typing import Iterable, Union
+from typing import Callable, Iterable, Union
 
 import torch
 from torch import Tensor
@@ -63,16 +63,24 @@ def _step_in_copies_(tensors: FallbackTensors, rule: FallbackRule, scaling: Grad
 
 
 def _fused_step_(tensors: FallbackTensors, rule: FallbackRule, scaling: GradientScaling) -> None:
-    """Take the step, which has been counted, with flat views or copies of the tensors that are not contiguous."""
-    are_contiguous = all(map(Tensor.is_contiguous, chain(*tensors[:4])))
-    kept = tensors if are_contiguous else columns_of(map(_in_order_of_memory, zip(*tensors)))
+    """Take the step, which has been counted."""
+    update = partial(_update_, rule, scaling)
+    if all(map(Tensor.is_contiguous, chain(*tensors[:4]))):
+        update_joined_(update, tensors)
+    else:
+        _update_contiguous_(update, tensors)
+    torch.autograd.graph.increment_version(tensors.parameters)  # not of the state, which is in no graph of autograd
+
+
+def _update_contiguous_(update: Callable[[FallbackTensors], None], tensors: FallbackTensors) -> None:
+    """Apply `update` to flat views or copies of the tensors that are not contiguous."""
+    kept = columns_of(map(_in_order_of_memory, zip(*tensors)))
     used = FallbackTensors(*(list(map(Tensor.contiguous, column)) for column in kept))
-    update_joined_(partial(_update_, rule, scaling), used)
+    update_joined_(update, used)
     places, results = (chain(each.parameters, each.averages, each.squares) for each in (kept, used))
     for place, result in zip(places, results):
         if result is not place:
             place.copy_(result)
-    torch.autograd.graph.increment_version(tensors.parameters)  # not of the state, which is in no graph of autograd
 
 
 def _in_order_of_memory(row: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
