@@ -118,7 +118,7 @@ def test_without_a_measurement_it_is_never_chosen(package, monkeypatch):
 def test_it_competes_on_its_gpu_alone(kernel, monkeypatch, gpu, dtype, competes):
     candidates, tuned = kernel.tuning.candidates, kernel.kernels.gpu.tuned
     monkeypatch.setattr(candidates, "target_of", lambda device: tuned.Target("cuda", int(gpu.removeprefix("sm_"))))
-    configs = candidates.product_configs(torch.device("cpu"), dtype, 2048)
+    configs = candidates.product_configs(torch.device("cpu"), dtype, (2048, 2048))
     assert [config in configs for config in tuned.COMPILED] == [competes] * len(tuned.COMPILED)
     assert configs[0] not in tuned.COMPILED
     assert (configs[1:4] == [*tuned.COMPILED]) == competes

@@ -36,7 +36,7 @@ def measure(kernel, seconds, size=SIZE, count=2):
 
 
 def names(kernel) -> list[str]:
-    return ["-".join(map(str, config)) for config in kernel.tuning.candidates.product_configs(CPU, HALF, SIZE[0])]
+    return ["-".join(map(str, config)) for config in kernel.tuning.candidates.product_configs(CPU, HALF, SIZE)]
 
 
 @pytest.mark.parametrize("size", [SIZE, (48, 48)], ids=["long", "square"])
@@ -59,16 +59,6 @@ def test_sections_compete_only_where_squares_are_left_over(kernel, gpu, rows, se
         contest = kernel.tuning.gpu_contest.gpu_contest(task, configs)
         found = [config.sections for config in compiled if "-".join(map(str, config)) in contest.candidates]
         assert found == sections
-
-
-def test_what_needs_no_compiling_is_proven_first(kernel, gpu, monkeypatch):
-    """After the default and torch's products, also where configurations of Triton's kernel are shipped."""
-    tuned, candidates = kernel.kernels.gpu.tuned, kernel.tuning.candidates
-    shipped = [tuned.Config(32, 32, 8, 4, 2), tuned.COMPILED[1]]
-    monkeypatch.setattr(candidates, "_shipped", lambda *_: shipped)
-    configs = candidates.product_configs(CPU, HALF, SIZE[0])
-    safe = tuned.safe_config(tuned.Target("cuda", 90), HALF, SIZE[0], False, True)
-    assert configs[0] == safe and {*configs[1:4]} == {*tuned.COMPILED} and configs[4] == shipped[0]
 
 
 TOGETHER = {"symmetric_gemm": 4, "hopper_gemm": 5, "torch.bmm": 3}
@@ -230,5 +220,5 @@ def test_tasks_of_a_gpu_are_those_that_a_plan_asks_for(kernel, monkeypatch):
 def test_no_tile_of_32_competes_on_hopper(kernel, gpu, dtype):
     """Its matrix instructions take 64 rows, and steps of 32 columns have twice as many barriers."""
     for m in (16, 768, 1024, 8192):
-        configs = kernel.tuning.candidates.product_configs(CPU, dtype, m)
+        configs = kernel.tuning.candidates.product_configs(CPU, dtype, (m, m))
         assert len(configs) > 8 and min(min(config.tile, config.tile_k) for config in configs) >= 64

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterable
+from typing import Any, Callable, Iterable, Sequence
 
 import torch
 
@@ -22,32 +22,37 @@ from ..kernels.gpu.tuned import (
 )
 from ..kernels.products import symmetric_gemm
 from ..kernels.speeds.machine import key_of
-from ..kernels.speeds.measurements import shipped_entries
+from ..kernels.speeds.measurements import nearest_of, shipped_entries
 
 
-def product_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[Config]:
-    """Return the symmetric product's configurations to try for results of m rows: safe, shipped and usual ones.
+def product_configs(device: torch.device, dtype: torch.dtype, size: tuple[int, int]) -> list[Config]:
+    """Return the symmetric product's configurations to try for `size`, (m, k): first the one that is launched untuned.
 
-    If the compiled Hopper product runs on this device, it comes after the safe one, in each number of sections: others
-    take seconds to compile, after which a budget may have no room for more.
+    The compiled Hopper product, if this device runs it, comes before what Triton compiles, in each number of sections:
+    that takes seconds each, after which a budget may have no room for more.
     """
     target = target_of(device)
-    safe = safe_config(target, dtype, m, symmetric_gemm.reads_descriptors(device), True)
-    others = [*_shipped(device, dtype, "symmetric_gemm", Config), *usual_configs(target, dtype)]
-    others.sort(key=lambda config: config not in COMPILED)
-    return _distinct(config for config in [safe, *others] if config not in COMPILED or is_built())
+    safe = safe_config(target, dtype, size[0], symmetric_gemm.reads_descriptors(device), True)
+    shipped = _shipped(device, dtype, "symmetric_gemm", Config, size)
+    others = sorted([*shipped, *usual_configs(target, dtype)], key=lambda config: config not in COMPILED)
+    return _launched_first(shipped, safe, others, lambda config: config not in COMPILED or is_built())
 
 
-def small_configs(device: torch.device, dtype: torch.dtype, m: int) -> list[SmallConfig]:
-    """Return the configurations to try for small matrices of m rows: safe, shipped and usual ones."""
-    side, target = padded_side(m), target_of(device)
-    known = [config for config in _shipped(device, dtype, "small_polar", SmallConfig) if config.side == side]
-    return _distinct([safe_small_config(target, dtype, m), *known, *usual_small_configs(target, dtype, side)])
+def small_configs(device: torch.device, dtype: torch.dtype, size: tuple[int, int]) -> list[SmallConfig]:
+    """Return the configurations to try for small matrices of `size`, (m, n): first the one that is launched untuned."""
+    side, target = padded_side(size[0]), target_of(device)
+    safe, shipped = safe_small_config(target, dtype, size[0]), _shipped(device, dtype, "small_polar", SmallConfig, size)
+    others = [*shipped, *usual_small_configs(target, dtype, side)]
+    return _launched_first(shipped, safe, others, lambda config: config.side == side)
 
 
-def _shipped(device: torch.device, dtype: torch.dtype, kernel: str, kind: type) -> list:
-    return [config_of(entry, kind) for entry in shipped_entries(key_of(device), kernel, dtype_name(dtype))]
+def _shipped(device: torch.device, dtype: torch.dtype, kernel: str, kind: type, size: tuple[int, int]) -> list:
+    """Return the shipped configurations, the one that was measured nearest to `size` first."""
+    entries = shipped_entries(key_of(device), kernel, dtype_name(dtype))
+    nearest = nearest_of([(entry["m"], entry["k"], entry) for entry in entries], *size)
+    return [config_of(entry, kind) for entry in ([nearest, *entries] if entries else [])]
 
 
-def _distinct(configs: Iterable) -> list:
-    return list(dict.fromkeys(configs))
+def _launched_first(shipped: Sequence, safe: Any, others: Iterable, fits: Callable[[Any], bool]) -> list:
+    """Return those that fit, each once. Untuned, the nearest shipped one is launched if it fits, else the safe one."""
+    return list(dict.fromkeys(filter(fits, [*shipped[:1], safe, *others])))

@@ -62,7 +62,6 @@ def gpu_contest(
         name = _name(config)
         run, label = partial(ways.run, config), f"{_kernel(config)} {name}"
         made[name] = Candidate(partial(ways.prove, config), run, label, ways.counts[name])
-    # The first configuration is the one that is launched without a measurement.
     before = _name(ways.configs[0]) if (ways.chosen.gain or 0) >= 1 else TORCH
     return Contest(made, before, TORCH, partial(_entry, task, ways))
 
@@ -95,7 +94,7 @@ def _entry(task: Task, ways: _Ways, winner: str, times: Mapping[str, Timed]) -> 
 def _product_ways(task: Task, configs: Optional[Sequence[AnyConfig]], ragged: tuple[int, int]) -> _Ways:
     """Return the ways to compute what an iteration multiplies: X Xᵀ of long matrices; b A + c A² and A B of squares."""
     device, dtype, (m, k) = task.device, getattr(torch, task.need.dtype), task.need.size
-    configs = product_configs(device, dtype, m) if configs is None else configs
+    configs = product_configs(device, dtype, (m, k)) if configs is None else configs
     configs = [config for config in configs if config.sections == 1 or cuts(m)]  # others would be one launch again
     long = k != m
     counts = {TORCH: _count(task, BATCHED.name)}
@@ -162,7 +161,7 @@ def _small_ways(task: Task, configs: Optional[Sequence[AnyConfig]]) -> _Ways:
 
         prove_small(start, G.new_empty(0, dtype=dtype), size, config.side, lengths)
 
-    configs = small_configs(device, dtype, size[0]) if configs is None else configs
+    configs = small_configs(device, dtype, size) if configs is None else configs
     torchs = partial(polar_factors, G, iteration, EPS)
     counts = dict.fromkeys((TORCH, *map(_name, configs)), len(G))
     return _Ways(configs, prove, run, torchs, small_choice(device, dtype, *size), counts)

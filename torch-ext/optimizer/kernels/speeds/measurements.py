@@ -218,12 +218,12 @@ def exact_or_nearest(here: Sized, shipped: Sized, m: int, k: int) -> Any:
 
 def nearest_of(entries: Sized, m: int, k: int) -> Any:
     """Return the value whose size is nearest to m x k: by ratio, over both sides together. None without entries."""
-    found, smallest = None, math.inf
+    nearest, smallest = None, math.inf
     for measured_m, measured_k, value in entries:  # torch.compile traces this with symbolic sizes, but not min()
         factor = _ratio(measured_m, max(m, 1)) * _ratio(measured_k, max(k, 1))
         if factor < smallest:
-            found, smallest = value, factor
-    return found
+            nearest, smallest = value, factor
+    return nearest
 
 
 def _ratio(a: int, b: int) -> float:
