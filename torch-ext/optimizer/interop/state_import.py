@@ -103,8 +103,8 @@ def import_state(
     entries = entries if names is None else _named(entries, names)
     target = optimizer.state_dict()
     pairs, unmatched, problems = matched(parameters_of(target, optimizer.param_groups), entries, known)
-    given = given_groups(optimizer) if by_order else None
-    problems += orders_that_may_differ([pair for pair in pairs if by_order or pair[1].name is None], given)
+    numbers = given_groups(optimizer) if by_order else None
+    problems += orders_that_may_differ([pair for pair in pairs if by_order or pair[1].name is None], numbers)
     lacking = [parameter for parameter in unmatched if parameter.state]  # a frozen parameter has no state
     kept_branch = "adamw" if source in _BESIDE_ADAMW and all(entry.branch == "muon" for entry in entries) else None
     kept = [parameter for parameter in lacking if parameter.branch == kept_branch]

@@ -100,9 +100,9 @@ def matched_by_name(
     for key in str, bare_name:
         taken = {parameter.key for parameter, _ in pairs}
         by_name = {key(parameter.name): parameter for parameter in parameters if parameter.key not in taken}
-        found = [(by_name.pop(key(entry.name), None), entry) for entry in rest]
-        pairs += [(parameter, entry) for parameter, entry in found if parameter is not None]
-        rest = [entry for parameter, entry in found if parameter is None]
+        matches = [(by_name.pop(key(entry.name), None), entry) for entry in rest]
+        pairs += [(parameter, entry) for parameter, entry in matches if parameter is not None]
+        rest = [entry for parameter, entry in matches if parameter is None]
     return pairs, rest
 
 

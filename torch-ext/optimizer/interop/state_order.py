@@ -43,16 +43,16 @@ def shapes_by_group(entries: Sequence[Entry]) -> list[list[Optional[Shape]]]:
     return list(groups.values())
 
 
-def names_in_order(groups: Sequence[Sequence[Optional[Shape]]], given: Sequence[tuple[str, Shape]]) -> list[str]:
+def names_in_order(groups: Sequence[Sequence[Optional[Shape]]], named: Sequence[tuple[str, Shape]]) -> list[str]:
     """Return the name of each parameter of the source, one group after the other.
 
-    `groups` have the shapes of their parameters (None if unknown), each group in the order of `given`. Raises
+    `groups` have the shapes of their parameters (None if unknown), each group in the order of `named`. Raises
     ValueError if shapes do not fit, or if the next parameter may belong to several groups.
     """
-    if len(given) != sum(map(len, groups)):
-        raise ValueError(f"the source has {sum(map(len, groups))} parameters, this optimizer {len(given)}: {_REMEDY}")
+    if len(named) != sum(map(len, groups)):
+        raise ValueError(f"the source has {sum(map(len, groups))} parameters, this optimizer {len(named)}: {_REMEDY}")
     names: list[list[str]] = [[] for _ in groups]
-    for name, shape in given:
+    for name, shape in named:
         left = [number for number, shapes in enumerate(groups) if len(names[number]) < len(shapes)]
         fitting = [number for number in left if groups[number][len(names[number])] in (shape, None)]
         if len(fitting) != 1:
@@ -81,27 +81,27 @@ def given_groups(optimizer: Muon) -> dict[str, int]:
     return numbers
 
 
-def orders_that_may_differ(pairs: Sequence[tuple[Entry, Entry]], given: Optional[Mapping[str, int]]) -> list[str]:
+def orders_that_may_differ(pairs: Sequence[tuple[Entry, Entry]], numbers: Optional[Mapping[str, int]]) -> list[str]:
     """Return a problem for each shape whose parameters are in more groups here than in the source, or in fewer.
 
     `pairs` are a parameter and the entry that has its place in the source. With other groups the order of the source
     differs from this optimizer's, or may differ: muon.py's example has a group of the head before that of the
     embedding. Each branch counts by itself, as both have orders of their own, unless the source has one order for all:
-    then `given`, which else is None, says by name in which group the user passed a parameter, and shapes have told
+    then `numbers`, which else is None, says by name in which group the user passed a parameter, and shapes have told
     groups of the source apart.
     """
     example = "as in [name for name, _ in model.named_parameters()]"
-    if given is None:
+    if numbers is None:
         example = "with adamw_state_dict first those of the matrices' file, then its own"
     here: dict[tuple[Shape, str], set[int]] = {}
     there: dict[tuple[Shape, str], set[int]] = {}
     for parameter, entry in pairs:
-        kind = parameter.shape, f"{parameter.branch} " if given is None else ""
-        here.setdefault(kind, set()).add(id(parameter.group) if given is None else given[parameter.name])
+        kind = parameter.shape, f"{parameter.branch} " if numbers is None else ""
+        here.setdefault(kind, set()).add(id(parameter.group) if numbers is None else numbers[parameter.name])
         there.setdefault(kind, set()).add(id(entry.group))
     return [
         f"{kind[1]}parameters {kind[0]} are in {len(groups)} group{'s' * (len(groups) > 1)} here and in "
         f"{len(there[kind])} of the source: {_REMEDY}, {example}"
         for kind, groups in here.items()
-        if len(groups) > len(there[kind]) or (given is None and len(groups) < len(there[kind]))
+        if len(groups) > len(there[kind]) or (numbers is None and len(groups) < len(there[kind]))
     ]

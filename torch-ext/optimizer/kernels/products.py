@@ -79,7 +79,7 @@ BATCHED = Products(
 @functools.cache
 def symmetric_table(among: Optional[Ranks]) -> Products:
     """Return the table of the symmetric kernel, launched as the ranks `among` have agreed."""
-    product = lambda *given, **options: symmetric_product(*given, among=among, **options)  # noqa: E731
+    product = lambda *operands, **options: symmetric_product(*operands, among=among, **options)  # noqa: E731
     return BATCHED._replace(
         gram=lambda X, out=None: product(X, X.mT, out=out),
         gram_affine=lambda A, b, c, a, out=None: product(A, A, A, c, b, out, a),

@@ -52,8 +52,8 @@ def split_group(
     check_keys(changed)
     forced, implementations = pop_branch_(changed), pop_implementations_(changed)
     settings = plain_settings({**defaults, **changed})
-    found, reasons = _by_branch(group, settings, forced, is_muon, first)
-    branches = [branch for branch, members in found.items() if members] or [forced or "adamw"]
+    named, reasons = _by_branch(group, settings, forced, is_muon, first)
+    branches = [branch for branch, members in named.items() if members] or [forced or "adamw"]
     check_implementations(implementations, "muon" if "muon" in branches else settings["fallback"])
     settings = plain_settings({**settings, **as_adamws(changed, defaults, both="muon" in branches)})
     settings.pop("betas", None)
@@ -72,7 +72,7 @@ def split_group(
     groups = []
     for branch in branches:
         lr, factor = rates[branch]
-        changes = {"use_muon": branch == "muon", "lr": lr, "lr_factor": factor, "params": list(found[branch].items())}
+        changes = {"use_muon": branch == "muon", "lr": lr, "lr_factor": factor, "params": list(named[branch].items())}
         changes.update(weight_decay=decays[branch], decay_lr=first_decay_lr(settings, lr), **dict.fromkeys(DISSOLVED))
         groups.append({**settings, **changes, "param_names": [], **_SAVED_BY})
     return groups, reasons

@@ -26,7 +26,7 @@ def pop_branch_(settings: dict[str, Any]) -> Optional[str]:
     if algorithm in FALLBACKS:
         settings["fallback"] = algorithm
     asked = (use_muon, use_muon), (use_fallback, not use_fallback), (algorithm, algorithm == "muon")
-    branches = {"muon" if is_muon else "adamw" for given, is_muon in asked if given is not None}
+    branches = {"muon" if is_muon else "adamw" for value, is_muon in asked if value is not None}
     if len(branches) > 1:
         options = {"use_muon": use_muon, "use_fallback": use_fallback, "algorithm": algorithm}
         shown = " and ".join(f"{key}={value!r}" for key, value in options.items() if value is not None)

@@ -53,13 +53,13 @@ class QKClip:
         self.counts: Optional[Tensor] = None  # int64 (2): heads clipped at the last step, and heads not finite
         self._unreported: Optional[HostCopy] = None  # counts that were not given to `report`
 
-    def replace_positions(self, given: Sequence[str]) -> None:
-        """Put names in place of the positions in `layers`; `given` are the parameters' names in the user's order.
+    def replace_positions(self, names: Sequence[str]) -> None:
+        """Put names in place of the positions in `layers`; `names` are the parameters' names in the user's order.
 
         Raises ValueError for a position that no parameter has.
         """
         if self.settings.layers is not None:
-            self.settings = self.settings._replace(layers=without_positions(self.settings.layers, given))
+            self.settings = self.settings._replace(layers=without_positions(self.settings.layers, names))
 
     def follow(self, names: Sequence[str], parameters: Sequence[Tensor], replica_ranks: Optional[Ranks] = None) -> None:
         """Find the attentions of these parameters. If the heads are the same as before, observed logits are kept.
@@ -69,8 +69,8 @@ class QKClip:
         name of one of their weights.
         """
         self._parameters = dict(zip(names, parameters))
-        found = attentions(self.settings, {name: tuple(p.shape) for name, p in self._parameters.items()})
-        weights = {name: self._parameters[name] for attention in found for name in attention.weights}
+        layers = attentions(self.settings, {name: tuple(p.shape) for name, p in self._parameters.items()})
+        weights = {name: self._parameters[name] for attention in layers for name in attention.weights}
         twice = [name for name in repeated(names) if name in weights]
         if twice:
             raise ValueError(
@@ -93,9 +93,9 @@ class QKClip:
         self._is_here = self._ranks is None or this_rank() in self._ranks
         self.devices = {weight.device for weight in weights.values()}
         device, seen = next(iter(weights.values())).device, self._largest
-        is_known = seen is not None and found == self._attentions
+        is_known = seen is not None and layers == self._attentions
         if not is_known or seen.device != device:
-            self._attentions = found
+            self._attentions = layers
             self._allocate(device)
             if is_known and not seen.is_meta:  # the model was moved after the forward pass
                 self._largest.copy_(seen)

@@ -19,7 +19,7 @@ from ..parameters.names import bare_name
 from ..parameters.roles import lora_factor
 from ..parameters.sequences import is_sequence
 from ..parameters.setting_values import flag, plain_number, plain_positive
-from .weights import Layer, Layers, Shapes, check_logits_follow, found_by_name, named_weights, plain_layers
+from .weights import Layer, Layers, Shapes, check_logits_follow, named_weights, plain_layers, weights_by_name
 
 # The weight of queries in `nn.MultiheadAttention(kdim=...)`, which `layers` may name.
 _OF_QUERIES = "q_proj_weight"
@@ -105,14 +105,14 @@ def attentions(settings: ClipSettings, shapes: Shapes) -> list[Attention]:
     module's name as a key, and also the last number in that name, unless several layers have that number. Raises
     ValueError if weights are missing, if a weight does not consist of whole heads, or if logits do not follow it.
     """
-    found = found_by_name(shapes) if settings.layers is None else named_weights(settings.layers, shapes)
-    names = [name for weights in found.values() for name in weights]
+    by_keys = weights_by_name(shapes) if settings.layers is None else named_weights(settings.layers, shapes)
+    names = [name for weights in by_keys.values() for name in weights]
     if len(set(names)) < len(names):
         raise ValueError(f"each weight may be in one layer of qk_clip, {max(names, key=names.count)} is in several")
     adapters = [name for name in shapes if lora_factor(name) == "lora:b"]
     layers: list[Attention] = []
     first = 0
-    for keys, weights in found.items():
+    for keys, weights in by_keys.items():
         heads, runs = _layer_runs(settings, weights, shapes)
         if settings.latent is None:  # latent attention has norms before these weights
             check_logits_follow(weights, shapes)

@@ -52,19 +52,19 @@ def _is_layer(value: Any) -> bool:
     return isinstance(value, (str, Integral)) and not isinstance(value, bool)
 
 
-def without_positions(layers: Layers, given: Sequence[str]) -> Layers:
-    """Return `layers` with a name in place of each position, which counts the names `given`.
+def without_positions(layers: Layers, names: Sequence[str]) -> Layers:
+    """Return `layers` with a name in place of each position, which counts `names`.
 
     Raises ValueError for a position that is not in them.
     """
     positions = [weight for _, weights in layers for weight in weights if isinstance(weight, Integral)]
-    outside = [position for position in positions if not 0 <= position < len(given)]
+    outside = [position for position in positions if not 0 <= position < len(names)]
     if outside:
         raise ValueError(
-            f"layers of qk_clip have the position {outside[0]}, and {len(given)} parameters were given, counted from 0"
+            f"layers of qk_clip have the position {outside[0]}, and {len(names)} parameters were given, counted from 0"
         )
     return tuple(
-        (layer, tuple(weight if isinstance(weight, str) else given[weight] for weight in weights))
+        (layer, tuple(weight if isinstance(weight, str) else names[weight] for weight in weights))
         for layer, weights in layers
     )
 
@@ -77,7 +77,7 @@ def named_weights(layers: Layers, shapes: Shapes) -> Weights:
     return {(layer,): list(names) for layer, names in layers}
 
 
-def found_by_name(shapes: Shapes) -> Weights:
+def weights_by_name(shapes: Shapes) -> Weights:
     """Return, for each module that has them, the names of its fused weight or of its query and key weights."""
     candidates: dict[tuple[str, str], list[str]] = {}
     for name, shape in shapes.items():
@@ -96,15 +96,15 @@ def found_by_name(shapes: Shapes) -> Weights:
     if not modules:
         raise ValueError("qk_clip finds no query and key weights by their names: give them in its `layers`")
     numbers = {module: [int(part) for part in module.split(".") if part.isdigit()][-1:] for module in modules}
-    found: Weights = {}
+    by_keys: Weights = {}
     for module, roles in modules.items():
         if set(roles) not in ({"fused"}, {"query", "key"}):
             raise ValueError(f"qk_clip needs one fused weight, or query and key, in {module!r}, found {roles}")
         is_alone = list(numbers.values()).count(numbers[module]) == 1
         names = [roles[role] for role in ("fused", "query", "key") if role in roles]
         keys = dict.fromkeys((module, _module_of(names[0]), *(numbers[module] if is_alone else ())))
-        found[tuple(keys)] = names
-    return found
+        by_keys[tuple(keys)] = names
+    return by_keys
 
 
 def check_logits_follow(weights: Sequence[str], shapes: Shapes) -> None:

@@ -97,8 +97,8 @@ def compete(
     except BaseException:
         store(task, None, wrong)
         raise
-    found = _found(task, contest, times, wrong, {**dropped, **more}, kept is None)
-    return found._replace(entry=_with_earlier(found.entry, kept, times), failed_before=known)
+    finding = _finding_of(task, contest, times, wrong, {**dropped, **more}, kept is None)
+    return finding._replace(entry=_with_earlier(finding.entry, kept, times), failed_before=known)
 
 
 def _continued(contest: Contest, kept: Optional[Mapping[str, Any]], kernel: str) -> Contest:
@@ -128,7 +128,7 @@ def _with_earlier(
     return {**entry, "seconds": {**earlier, **seconds}} if isinstance(earlier, dict) else entry
 
 
-def _found(
+def _finding_of(
     task: Task,
     contest: Contest,
     times: Mapping[str, Timed],

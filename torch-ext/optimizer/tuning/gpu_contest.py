@@ -155,9 +155,9 @@ def _small_ways(task: Task, configs: Optional[Sequence[AnyConfig]]) -> _Ways:
             launch(G, C, steps, scaling, config)
 
     def prove(config: SmallConfig) -> None:
-        def start(*given: Any) -> None:
+        def start(*operands: Any) -> None:
             with _current(device):
-                launch(*given, config)
+                launch(*operands, config)
 
         prove_small(start, G.new_empty(0, dtype=dtype), size, config.side, lengths)
 

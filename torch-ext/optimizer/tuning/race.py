@@ -122,15 +122,15 @@ def race(
     slow = _slower_than(fastest, first)
     runners = {name: ready for name, (ready, _) in first.items() if name not in slow}
     times = {name: _calls_of_a_burst(first[name][1] * sizes[name]) for name in runners}
-    found: dict[str, list[float]] = {name: [] for name in runners}
+    per_call: dict[str, list[float]] = {name: [] for name in runners}
     names = list(runners)
     for turn in range(MOST_ROUNDS if len(names) > 1 else LEAST_ROUNDS):
         if turn >= LEAST_ROUNDS and clock.now() >= end:
             break
         for name in order_of_round(names, turn):
-            found[name].append(clock.seconds_of(runners[name], times[name]) / (times[name] * sizes[name]))
+            per_call[name].append(clock.seconds_of(runners[name], times[name]) / (times[name] * sizes[name]))
     slow_ones = {name: Timed(first[name][1], 0.0) for name in slow}
-    return {**{name: timed(seconds) for name, seconds in found.items()}, **slow_ones}, dropped
+    return {**{name: timed(seconds) for name, seconds in per_call.items()}, **slow_ones}, dropped
 
 
 def order_of_round(names: Sequence[str], turn: int) -> list[str]:

@@ -188,8 +188,8 @@ def _known(tasks: Sequence[Task], device: torch.device, dtype: torch.dtype) -> s
         fault = triton_fault(device)
         why = f", as Triton cannot launch here ({fault})" if fault else ""
         return f"torch's products are the only ones for {dtype_name(dtype)} matrices of these shapes on {device}{why}"
-    found = {task.need: _measured_before(task, own_measurement(key_of(task.device), task.need)) for task in tasks}
-    return _counted("already measured", list(found.values()))
+    findings = {task.need: _measured_before(task, own_measurement(key_of(task.device), task.need)) for task in tasks}
+    return _counted("already measured", list(findings.values()))
 
 
 def check_call(budget: float, progress: Optional[Progress]) -> None:

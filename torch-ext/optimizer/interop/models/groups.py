@@ -39,8 +39,8 @@ class _SomeGroups(list):
         self.uncut = list(uncut)
 
     def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
-        return _SomeGroups(found, self.uncut) if isinstance(index, slice) else found
+        part = super().__getitem__(index)
+        return _SomeGroups(part, self.uncut) if isinstance(index, slice) else part
 
     def __add__(self, others: list) -> _SomeGroups:
         return _SomeGroups(super().__add__(others), [*self.uncut, *getattr(others, "uncut", ())])

@@ -223,7 +223,7 @@ def _ends_beside(last: nn.Module, before: list[nn.Module]) -> list[nn.Module]:
     Up to their last layers both have the same ones, and the last one does not read what one of the others writes, nor
     what all of them write side by side.
     """
-    found: list[nn.Module] = []
+    layers: list[nn.Module] = []
     written = 0
     widths, kinds = list(chain(*_sizes(last))), list(map(type, last.children()))
     for part in before if isinstance(last, nn.Sequential) and len(widths) > 2 else ():
@@ -231,21 +231,21 @@ def _ends_beside(last: nn.Module, before: list[nn.Module]) -> list[nn.Module]:
         alike = list(map(type, part.children())) == kinds and its_widths[:-1] == widths[:-1]
         if not alike or its_widths[0] == its_widths[-1] or not _linear_layers(part):
             break
-        found.append(_linear_layers(part)[-1])
+        layers.append(_linear_layers(part)[-1])
         written += its_widths[-1]
-    return [] if found and written == widths[0] else found
+    return [] if layers and written == widths[0] else layers
 
 
 def _beside(last: Any, before: list[nn.Module]) -> list[nn.Module]:
     """Return the layers right before the last one with the same input, such as a policy next to a value."""
-    found: list[nn.Module] = []
+    layers: list[nn.Module] = []
     for part in before:
         layer = layer_inside(part)
         same = _is_linear(part) and layer.in_features == last.in_features != layer.out_features
         if not same:
             break
-        found.append(part)
-    return found
+        layers.append(part)
+    return layers
 
 
 def _is_linear(module: nn.Module) -> bool:

@@ -210,8 +210,8 @@ def _break(lock: Path) -> None:
 
 
 def _is_left_behind(lock: Path) -> bool:
-    found = _identity(lock)
-    return found is not None and time.time() - found[1] / 1e9 > _LOCK_SECONDS
+    identity = _identity(lock)
+    return identity is not None and time.time() - identity[1] / 1e9 > _LOCK_SECONDS
 
 
 def _created(path: Path) -> Optional[tuple[int, int]]:
@@ -229,10 +229,10 @@ def _created(path: Path) -> Optional[tuple[int, int]]:
 def _identity(file: Union[Path, int]) -> Optional[tuple[int, int]]:
     """Return the inode of a file and when it was written, in ns; None without one. An inode alone is used again."""
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except FileNotFoundError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return status.st_ino, status.st_mtime_ns
 
 
 def _replace(file: Path, text: str) -> None:

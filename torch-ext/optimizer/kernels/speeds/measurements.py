@@ -92,8 +92,8 @@ def sizes_here(key: Optional[Key], kernel: str, dtype: str, among: Optional[Rank
         return []
     agreed = _STATE.agreed.get(_of_any_threads(key), {})
     known = agreed if among is not None or _STATE.several_ranks else _table(key).measured
-    found = (measured_here(key, need, among) for need in list(known) if (need.kernel, need.dtype) == (kernel, dtype))
-    return [entry for entry in found if entry is not None]
+    entries = (measured_here(key, need, among) for need in list(known) if (need.kernel, need.dtype) == (kernel, dtype))
+    return [entry for entry in entries if entry is not None]
 
 
 def failed(key: Optional[Key], kernel: str, dtype: str) -> Mapping[str, str]:
@@ -188,13 +188,13 @@ def shipped(device_name: str) -> tuple[str, dict]:
     file = _CONFIGS / f"{device_name.replace(' ', '_')}.json"
     if file.exists():
         return device_name, json.loads(file.read_text())
-    facts, nearest, found = multiprocessors(device_name), _ALIKE, ("", {})
+    facts, ratio, nearest = multiprocessors(device_name), _ALIKE, ("", {})
     for file in sorted(_CONFIGS.glob("*.json")) if facts else ():
         content = json.loads(file.read_text())
         count = content.get("multiprocessors")
-        if count and content.get("capability") == facts[0] and _ratio(count, facts[1]) <= nearest:
-            nearest, found = _ratio(count, facts[1]), (content["device"], content)
-    return found
+        if count and content.get("capability") == facts[0] and _ratio(count, facts[1]) <= ratio:
+            ratio, nearest = _ratio(count, facts[1]), (content["device"], content)
+    return nearest
 
 
 def shipped_entries(key: Optional[Key], kernel: str, dtype: str) -> list[dict]:

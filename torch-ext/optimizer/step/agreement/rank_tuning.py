@@ -190,12 +190,12 @@ class TuningAgreement:
         if key.device not in kinds:
             return f"{named(task)}: settled by ranks with other devices"
         rank = self._kinds[key.device]
-        found = answers[rank]
-        if found.entry is not None:
-            agree(key, need, found.entry, rank, self._ranks)
+        choice = answers[rank]
+        if choice.entry is not None:
+            agree(key, need, choice.entry, rank, self._ranks)
         if not measures:
-            self._tuner.findings.append(Finding(task, found.entry, found.failed, found.summary))
-        return found.summary if measures else f"{found.summary}, by rank {rank}"
+            self._tuner.findings.append(Finding(task, choice.entry, choice.failed, choice.summary))
+        return choice.summary if measures else f"{choice.summary}, by rank {rank}"
 
     def _answer(self, task: Task, waiting: int) -> Answer:
         """Return what this rank knows of a task, or measures now; an error as text, because other ranks wait."""
