@@ -137,10 +137,10 @@ inline MoveBlocks check_move_blocks(const Tensor& matrices, const Tensor& buffer
                               .element_size = element_size(buffer.scalar_type()),
                               .to_buffer = to_buffer},
                   .device = buffer.get_device_index()};
-  const Block* given = static_cast<const Block*>(blocks.const_data_ptr());
+  const Block* rows = static_cast<const Block*>(blocks.const_data_ptr());
   call.blocks.reserve(blocks.size(0));
   for (int64_t i = 0; i < blocks.size(0); ++i) {
-    const Block& b = given[i];
+    const Block& b = rows[i];
     check_block(b, i, matrices, buffer);
     if (is_empty(b)) {
       continue;

@@ -47,11 +47,11 @@ struct Numbers {
 inline Numbers numbers(const char* name, const Tensor& t, int64_t count, const Tensor& buffer) {
   STD_TORCH_CHECK(t.numel() == 1 || t.numel() == count, name, " must have 1 or ", count, " elements, got shape ",
                   shape(t));
-  const int64_t given = t.numel() == 1 ? 1 : count;
+  const int64_t length = t.numel() == 1 ? 1 : count;
   if (t.scalar_type() == ScalarType::Double) {
-    return {{}, values<double>(name, t, ScalarType::Double, given, buffer)};
+    return {{}, values<double>(name, t, ScalarType::Double, length, buffer)};
   }
-  return {values<float>(name, t, ScalarType::Float, given, buffer), {}};
+  return {values<float>(name, t, ScalarType::Float, length, buffer), {}};
 }
 
 // Which matrices take part at all.

@@ -81,8 +81,8 @@ __device__ void move_elements(const Matrix<2>& m, const Box& box) {
 template <class T>
 __global__ void __launch_bounds__(kThreads) move_kernel(const __grid_constant__ MoveLaunch call) {
   const int64_t tile = call.first_tile + blockIdx.x;
-  const int found = last_start(call.count, tile, [&](int i) { return call.blocks[i].first_tile; });
-  const Matrix<2> m = matrix_of_tile(call.tensors, call.blocks[found], tile);
+  const int block = last_start(call.count, tile, [&](int i) { return call.blocks[i].first_tile; });
+  const Matrix<2> m = matrix_of_tile(call.tensors, call.blocks[block], tile);
   const Box box = tile_box(m, tile);
   if (rows_are_runs(m)) {
     move_runs<T>(m, box);

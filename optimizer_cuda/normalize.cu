@@ -113,15 +113,15 @@ __global__ void __launch_bounds__(kThreads) scale_rows(const __grid_constant__ N
   scale(tile, [&](int row) { return by[row]; }, call.batch, m, box);
 }
 
-TiledBatch cut_squarely(const Batch& given) {
-  TiledBatch batch{given};
-  cut(batch.first, false);
+TiledBatch cut_squarely(const Batch& batch) {
+  TiledBatch tiled{batch};
+  cut(tiled.first, false);
   for (int k = 0; k < 2; ++k) {
-    const bool matrices_too = batch.count == 1 || batch.steps[k] % kAccess == 0;
-    batch.in_chunks[k] = matrices_too && lies_in_chunks(batch.first, k, batch.dtypes);
+    const bool matrices_too = tiled.count == 1 || tiled.steps[k] % kAccess == 0;
+    tiled.in_chunks[k] = matrices_too && lies_in_chunks(tiled.first, k, tiled.dtypes);
   }
-  batch.is_direct = lies_directly(batch.first, batch.in_chunks);
-  return batch;
+  tiled.is_direct = lies_directly(tiled.first, tiled.in_chunks);
+  return tiled;
 }
 
 }  // namespace

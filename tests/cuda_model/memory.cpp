@@ -26,24 +26,24 @@ struct Library {
   Library() { dl_iterate_phdr(&look, this); }
 
  private:
-  static int look(dl_phdr_info* info, size_t, void* given) {
-    auto& library = *static_cast<Library*>(given);
-    Range found{UINTPTR_MAX, 0};
+  static int look(dl_phdr_info* info, size_t, void* into) {
+    auto& library = *static_cast<Library*>(into);
+    Range code{UINTPTR_MAX, 0};
     size_t shared_bytes = 0;
     for (int i = 0; i < info->dlpi_phnum; ++i) {
       const auto& part = info->dlpi_phdr[i];
       if (part.p_type == PT_LOAD) {
-        found.begin = std::min<uintptr_t>(found.begin, info->dlpi_addr + part.p_vaddr);
-        found.end = std::max<uintptr_t>(found.end, info->dlpi_addr + part.p_vaddr + part.p_memsz);
+        code.begin = std::min<uintptr_t>(code.begin, info->dlpi_addr + part.p_vaddr);
+        code.end = std::max<uintptr_t>(code.end, info->dlpi_addr + part.p_vaddr + part.p_memsz);
       } else if (part.p_type == PT_TLS) {
         shared_bytes = part.p_memsz;
       }
     }
-    if (!found.holds(reinterpret_cast<uintptr_t>(&look), 1)) {
+    if (!code.holds(reinterpret_cast<uintptr_t>(&look), 1)) {
       return 0;
     }
     const auto shared = reinterpret_cast<uintptr_t>(info->dlpi_tls_data);
-    library.code = found;
+    library.code = code;
     library.shared = {shared, shared ? shared + shared_bytes : 0};
     return 1;
   }
@@ -185,18 +185,18 @@ void __asan_handle_no_return() {}
 void __asan_before_dynamic_init(const char*) {}
 void __asan_after_dynamic_init() {}
 
-void __ubsan_handle_type_mismatch_v1(const Mismatch* found, uintptr_t address) {
+void __ubsan_handle_type_mismatch_v1(const Mismatch* fault, uintptr_t address) {
   if (in_kernel()) {
-    const size_t alignment = size_t{1} << found->log_alignment;
-    fail("makes a misaligned access at " + found->where.text() + ": to " + found->type->name + " at " +
+    const size_t alignment = size_t{1} << fault->log_alignment;
+    fail("makes a misaligned access at " + fault->where.text() + ": to " + fault->type->name + " at " +
          std::to_string(address % alignment) + " bytes behind a multiple of " + std::to_string(alignment));
   }
 }
 
-void __ubsan_handle_out_of_bounds(const Bounds* found, uintptr_t index) {
+void __ubsan_handle_out_of_bounds(const Bounds* fault, uintptr_t index) {
   if (in_kernel()) {
-    fail("has index " + std::to_string(static_cast<intptr_t>(index)) + " outside of " + found->array->name + " at " +
-         found->where.text());
+    fail("has index " + std::to_string(static_cast<intptr_t>(index)) + " outside of " + fault->array->name + " at " +
+         fault->where.text());
   }
 }
 

@@ -16,12 +16,12 @@ int64_t address_of(const void* data) { return reinterpret_cast<int64_t>(data); }
 
 // Whether it is the kernel for these operands; if so, tells it by dtype and by whose runs are along k.
 template <class Element, class LayoutA, class LayoutB>
-bool told(const void* kernel, const void* given) {
+bool told(const void* kernel, const void* parameters) {
   using Mainloop = optimizer::hopper::MainloopFor<Element, LayoutA, LayoutB>;
   if (kernel != reinterpret_cast<const void*>(optimizer::hopper::symmetric_kernel<Mainloop>)) {
     return false;
   }
-  const auto& call = *static_cast<const optimizer::hopper::Parameters<Mainloop>*>(given);
+  const auto& call = *static_cast<const optimizer::hopper::Parameters<Mainloop>*>(parameters);
   const auto& loop = call.mainloop;
   const auto& result = call.result;
   tell("kernel", {std::is_same_v<Element, cutlass::half_t>, std::is_same_v<LayoutA, RowMajor>,
@@ -39,15 +39,16 @@ bool told(const void* kernel, const void* given) {
 }
 
 template <class Element>
-bool told_for(const void* kernel, const void* given) {
-  return told<Element, RowMajor, ColumnMajor>(kernel, given) || told<Element, RowMajor, RowMajor>(kernel, given) ||
-         told<Element, ColumnMajor, RowMajor>(kernel, given);
+bool told_for(const void* kernel, const void* parameters) {
+  return told<Element, RowMajor, ColumnMajor>(kernel, parameters) ||
+         told<Element, RowMajor, RowMajor>(kernel, parameters) ||
+         told<Element, ColumnMajor, RowMajor>(kernel, parameters);
 }
 
 }  // namespace
 
-void tell_parameters(const void* kernel, const void* given) {
-  if (!told_for<cutlass::half_t>(kernel, given) && !told_for<cutlass::bfloat16_t>(kernel, given)) {
+void tell_parameters(const void* kernel, const void* parameters) {
+  if (!told_for<cutlass::half_t>(kernel, parameters) && !told_for<cutlass::bfloat16_t>(kernel, parameters)) {
     throw std::runtime_error("a kernel is launched that the package does not have");
   }
 }

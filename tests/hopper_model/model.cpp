@@ -40,12 +40,12 @@ void Machine::copy(float* to, const optimizer::Panels& panels, int matrix, int r
 void Machine::start_copies(const Square& square, int tile) {
   const int stage = state_.stage;
   constexpr int64_t kBytesA = kTileRows * kTileDepth * 2, kBytesHalf = kHalf * kTileDepth * 2;
-  own().stages[stage].full.arrive(kBytesA + kBlocks * kBytesHalf);
+  memory().stages[stage].full.arrive(kBytesA + kBlocks * kBytesHalf);
   world_.fibers.start([this, square, tile, stage] {
-    own().check_alive();
+    memory().check_alive();
     const int row = square.row * kSquare + block_ * kTileRows;
-    copy(own().stages[stage].a.data(), world_.call.gemm.a, square.matrix, row, kTileRows, tile);
-    own().stages[stage].full.expect(-kBytesA);
+    copy(memory().stages[stage].a.data(), world_.call.gemm.a, square.matrix, row, kTileRows, tile);
+    memory().stages[stage].full.expect(-kBytesA);
   });
   for (Block& to : cluster_.blocks) {
     world_.fibers.start([this, &to, square, tile, stage] {
@@ -59,7 +59,7 @@ void Machine::start_copies(const Square& square, int tile) {
 
 void Machine::load(const Square& square, const Tiles& tiles) {
   for (int tile = tiles.first; tile < tiles.first + tiles.count; ++tile) {
-    world_.fibers.wait([this] { return own().stages[state_.stage].empty.has_passed(state_.phase); });
+    world_.fibers.wait([this] { return memory().stages[state_.stage].empty.has_passed(state_.phase); });
     start_copies(square, tile);
     state_.advance();
   }
@@ -67,7 +67,7 @@ void Machine::load(const Square& square, const Tiles& tiles) {
 
 void Machine::finish_loads() {
   for (int i = 0; i < kStages && !omits(Omitted::kFinishLoads); ++i) {
-    world_.fibers.wait([this] { return own().stages[state_.stage].empty.has_passed(state_.phase); });
+    world_.fibers.wait([this] { return memory().stages[state_.stage].empty.has_passed(state_.phase); });
     state_.advance();
   }
 }
@@ -90,7 +90,7 @@ void Machine::add_product(const Product& product) const {
 // Adds the product of a stage's tiles at some time until it is done, after those that were started before.
 Machine::Done Machine::start_product(const std::shared_ptr<Sums>& sums) {
   const auto done = std::make_shared<bool>(false);
-  products_.push_back({&own().stages[state_.stage], sums, done});
+  products_.push_back({&memory().stages[state_.stage], sums, done});
   world_.fibers.start([this, done] {
     for (; !*done; products_.pop_front()) {
       add_product(products_.front());
@@ -113,7 +113,7 @@ void Machine::multiply_tiles(int tiles) {
   Done before;
   State read = state_;
   for (int tile = 0; tile < tiles; ++tile) {
-    world_.fibers.wait([this] { return own().stages[state_.stage].full.has_passed(state_.phase); });
+    world_.fibers.wait([this] { return memory().stages[state_.stage].full.has_passed(state_.phase); });
     const Done done = start_product(sums);
     if (before) {
       world_.fibers.wait([before] { return *before; });
@@ -125,7 +125,7 @@ void Machine::multiply_tiles(int tiles) {
   }
   world_.fibers.wait([before] { return *before; });
   release(read);
-  own_group().sums.push_back(sums);
+  warp_group().sums.push_back(sums);
 }
 
 std::array<float, kSums> Machine::multiply(int tiles) {
@@ -133,8 +133,8 @@ std::array<float, kSums> Machine::multiply(int tiles) {
   if (thread_ == 0) {
     multiply_tiles(tiles);
   }
-  world_.fibers.wait([this, section] { return own_group().sums.size() > section; });
-  const Sums& all = *own_group().sums[section];
+  world_.fibers.wait([this, section] { return warp_group().sums.size() > section; });
+  const Sums& all = *warp_group().sums[section];
   std::array<float, kSums> sums;
   for (int i = 0; i < kSums; ++i) {
     sums[i] = all[row_of_sum(thread_, i) * kTileCols + col_of_sum(thread_, i)];
@@ -143,7 +143,7 @@ std::array<float, kSums> Machine::multiply(int tiles) {
 }
 
 void Machine::keep(int64_t place, const FourSums& sums) {
-  const Done done = own_group().kept.emplace_back(std::make_shared<bool>(false));
+  const Done done = warp_group().kept.emplace_back(std::make_shared<bool>(false));
   world_.fibers.start([done, &last = world_.call.kept.at(place + kTogether - 1), sums] {
     std::memcpy(&last - (kTogether - 1), sums.at, sizeof sums);
     *done = true;
@@ -159,10 +159,10 @@ FourSums Machine::kept(int64_t place) const {
 // Waits for what has been kept before, by whichever thread.
 void Machine::count(int part) {
   if (!omits(Omitted::kFence)) {
-    world_.fibers.wait([kept = own_group().kept] { return all_done(kept); });
+    world_.fibers.wait([kept = warp_group().kept] { return all_done(kept); });
   }
-  own_group().kept.clear();
-  own_group().arrived = world_.call.arrivals.at(part)++;
+  warp_group().kept.clear();
+  warp_group().arrived = world_.call.arrivals.at(part)++;
 }
 
 void Machine::sync() {
@@ -172,7 +172,7 @@ void Machine::sync() {
 }
 
 void Machine::wait_for_group() {
-  Group& group = own_group();
+  Group& group = warp_group();
   const int round = group.round;
   if (++group.waiting == kGroupThreads) {
     group.waiting = 0;
@@ -199,7 +199,7 @@ void Machine::publish() {
     if (put.place < 0 || put.place + 2 > kPieceBytes) {
       throw std::runtime_error("an element is put outside of its buffer");
     }
-    std::memcpy(own_group().buffers[put.buffer].data() + put.place, &put.value, 2);
+    std::memcpy(warp_group().buffers[put.buffer].data() + put.place, &put.value, 2);
   }
   unpublished_.clear();
 }
@@ -209,7 +209,7 @@ void Machine::store(int buffer, int matrix, int row, int col) {
   reads_.push_back(done);
   const Call& call = world_.call;
   Fibers& fibers = world_.fibers;
-  const Buffer& from = own_group().buffers[buffer];
+  const Buffer& from = warp_group().buffers[buffer];
   fibers.start([=, &call, &fibers, &from] {
     *done = true;
     fibers.start([=, &call, piece = from] {

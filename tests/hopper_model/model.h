@@ -142,7 +142,7 @@ class Machine {
   void keep(int64_t place, const FourSums& sums);
   FourSums kept(int64_t place) const;
   void count(int part);
-  int arrived() { return own_group().arrived; }
+  int arrived() { return warp_group().arrived; }
 
   void sync();
   void wait_for_buffer() { wait_for_reads(Omitted::kWaitForBuffer, kBuffers - 1); }
@@ -181,8 +181,8 @@ class Machine {
 
   float widen(uint16_t bits) const;
   bool omits(Omitted what) const { return world_.call.omitted == what; }
-  Block& own() { return cluster_.blocks[block_]; }
-  Group& own_group() { return own().groups[group_]; }
+  Block& memory() { return cluster_.blocks[block_]; }
+  Group& warp_group() { return memory().groups[group_]; }
   void wait_for_group();
   void wait_for_reads(Omitted what, size_t most);
   void copy(float* to, const optimizer::Panels& panels, int matrix, int row, int rows, int tile) const;

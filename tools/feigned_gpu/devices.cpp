@@ -67,8 +67,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
                                      {cudaDevAttrComputeCapabilityMinor, 0},
                                      {cudaDevAttrMultiProcessorCount, 132},
                                      {cudaDevAttrMaxSharedMemoryPerBlockOptin, 232448}};
-  const auto found = values.find(attribute);
-  *value = found == values.end() ? 1 : found->second;
+  const auto known = values.find(attribute);
+  *value = known == values.end() ? 1 : known->second;
   return cudaSuccess;
 }
 
