@@ -37,8 +37,8 @@ def find_variant(build: Path) -> Path:
         for folder, of in backends.items():
             if of == backend and runs_here(folder):
                 return folder
-    found = ", ".join(f"{folder.name} for {of}" for folder, of in backends.items()) or "no variant"
-    raise FileNotFoundError(f"need a variant for {' or '.join(wanted)} in {build}, which has {found}")
+    variants = ", ".join(f"{folder.name} for {of}" for folder, of in backends.items()) or "no variant"
+    raise FileNotFoundError(f"need a variant for {' or '.join(wanted)} in {build}, which has {variants}")
 
 
 def is_compiled(variant: Path) -> bool:

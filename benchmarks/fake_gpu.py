@@ -118,10 +118,10 @@ class Work(TorchDispatchMode):
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         result = operation(*args, **(kwargs or {}))
         name = operation.overloadpacket.__name__
-        given, made = _on_device((args, kwargs)), _on_device(result)
-        if (given and name in SYNCS) or _is_waited_for(operation, args, kwargs or {}, result):
+        inputs, made = _on_device((args, kwargs)), _on_device(result)
+        if (inputs and name in SYNCS) or _is_waited_for(operation, args, kwargs or {}, result):
             self.syncs[name] += 1
-        elif not operation.is_view and name not in EMPTY and (given or made):
+        elif not operation.is_view and name not in EMPTY and (inputs or made):
             launched = _launched(operation, args, kwargs or {})
             read, written = _read_and_written(operation, args, kwargs or {})
             written += made
@@ -141,10 +141,10 @@ class Work(TorchDispatchMode):
 
 def _launched(operation: OpOverload, args: Sequence, kwargs: Mapping) -> Counter[str]:
     """Return the kernels that an operation launches. Norms are roots of the sums that another kernel has written."""
-    name, given = operation.overloadpacket.__name__, _by_name(operation, args, kwargs)
-    matrices = len(given[IN_LISTS[name]]) if name in IN_LISTS else 1
-    has_roots = name == "frobenius_norm_" or (name in IN_LISTS and given.get("norms") is not None)
-    copies = name == "baddbmm" and given.get("beta", 1) != 0 and given.get("out") is not given["self"]
+    name, arguments = operation.overloadpacket.__name__, _by_name(operation, args, kwargs)
+    matrices = len(arguments[IN_LISTS[name]]) if name in IN_LISTS else 1
+    has_roots = name == "frobenius_norm_" or (name in IN_LISTS and arguments.get("norms") is not None)
+    copies = name == "baddbmm" and arguments.get("beta", 1) != 0 and arguments.get("out") is not arguments["self"]
     return Counter({name: -(-matrices // MATRICES), "take_roots": int(has_roots), ADDEND: int(copies)})
 
 
@@ -155,10 +155,10 @@ def _on_device(tree: object) -> list[Tensor]:
 def _read_and_written(operation: OpOverload, args: Sequence, kwargs: Mapping) -> tuple[list, list]:
     """Return the arguments that an operation reads, and those that it writes; many are both."""
     read, written = [], []
-    given = _by_name(operation, args, kwargs)
+    arguments = _by_name(operation, args, kwargs)
     overwritten = OVERWRITTEN + ("self",) * (operation.overloadpacket.__name__ in OVERWRITING)
     for argument in operation._schema.arguments:
-        tensors = _on_device(given.get(argument.name))
+        tensors = _on_device(arguments.get(argument.name))
         marked = argument.alias_info is not None and argument.alias_info.is_write
         if not (marked and argument.name in overwritten):
             read += tensors
@@ -177,9 +177,9 @@ def _is_waited_for(operation: OpOverload, args: Sequence, kwargs: Mapping, resul
     """Whether an operation copies between the device and the host, and the host waits for the copy."""
     if operation.overloadpacket.__name__ not in ("_to_copy", "copy_"):
         return False
-    given = _by_name(operation, args, kwargs)
-    between = {result.device.type, given.get("src", given["self"]).device.type} == {"cpu", "cuda"}
-    return between and not given.get("non_blocking", False)
+    arguments = _by_name(operation, args, kwargs)
+    between = {result.device.type, arguments.get("src", arguments["self"]).device.type} == {"cpu", "cuda"}
+    return between and not arguments.get("non_blocking", False)
 
 
 def _by_name(operation: OpOverload, args: Sequence, kwargs: Mapping) -> dict[str, object]:

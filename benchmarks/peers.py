@@ -85,9 +85,9 @@ def admit(
             continue
         try:
             with blaming(name):
-                found = make(name)
+                contestant = make(name)
                 wait_for_gpu()
-            made[name] = found
+            made[name] = contestant
         except MissingError as missing:
             marks[name] = str(missing)
         except race.LostGpuError:
@@ -106,14 +106,14 @@ def is_ours(name: str) -> bool:
 
 def versions() -> dict[str, str]:
     """Return the version of each peer, or a note that it was copied or is not installed."""
-    found = {}
+    peer_versions = {}
     for name in (*MODULES, "quack-kernels"):
         try:
-            found[name] = importlib.metadata.version(name)
+            peer_versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             package = MODULES.get(name, "quack").partition(".")[0]
-            found[name] = NOT_INSTALLED if importlib.util.find_spec(package) is None else "copied"
-    return found
+            peer_versions[name] = NOT_INSTALLED if importlib.util.find_spec(package) is None else "copied"
+    return peer_versions
 
 
 def _skip_package_files(*packages: str) -> None:

@@ -124,8 +124,8 @@ def breakdown(
         for _ in range(steps):
             whole()
         seconds = watch.totals()
-    found = {piece: 1e3 * seconds[piece] / steps for piece in (*PIECES, "whole")}
-    return {**found, "rest": found["whole"] - sum(found[piece] for piece in PIECES)}
+    milliseconds = {piece: 1e3 * seconds[piece] / steps for piece in (*PIECES, "whole")}
+    return {**milliseconds, "rest": milliseconds["whole"] - sum(milliseconds[piece] for piece in PIECES)}
 
 
 def host_milliseconds(kernel: ModuleType, parameters: Sequence[Parameter], device: torch.device, steps: int) -> float:

@@ -75,7 +75,10 @@ def measure(package: Path, rounds: int, calls: int) -> dict[str, dict]:
     if launched != rounds * len(rows) * calls:
         raise RuntimeError(f"{rounds * len(rows) * calls} calls must launch as often, got {launched} launches")
     times = {name: quartiles([1e6 * of_round[name] / calls for of_round in seconds]) for name in rows}
-    return {name: {"microseconds": list(found), "target_microseconds": TARGET} for name, found in times.items()}
+    return {
+        name: {"microseconds": list(microseconds), "target_microseconds": TARGET}
+        for name, microseconds in times.items()
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

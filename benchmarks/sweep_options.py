@@ -65,21 +65,21 @@ def sizes(arguments: argparse.Namespace, device: torch.device, rounds: Mapping[s
     return rounds[device.type], DENSE_SIDE[device.type]
 
 
-def chosen(given: str | None, names: Sequence[str], default: Sequence[str], what: str) -> tuple[str, ...]:
-    """Return the names in the comma-separated `given`, or `default` without it. ValueError for names not in `names`."""
-    if given is None:
+def chosen(text: str | None, names: Sequence[str], default: Sequence[str], what: str) -> tuple[str, ...]:
+    """Return the names in the comma-separated `text`, or `default` without it. ValueError for names not in `names`."""
+    if text is None:
         return tuple(default)
-    unknown = sorted(set(given.split(",")) - set(names))
+    unknown = sorted(set(text.split(",")) - set(names))
     if unknown:
         raise ValueError(f"{what} must be of {', '.join(names)}, got {', '.join(unknown)}")
-    return tuple(given.split(","))
+    return tuple(text.split(","))
 
 
 def chosen_contestants(
-    given: str | None, own: Sequence[str], peers: Sequence[str], default: Sequence[str]
+    text: str | None, ways: Sequence[str], peers: Sequence[str], default: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return our `own` contestants, which are always there, and those that are `chosen` among the peers."""
-    return *own, *chosen(given, peers, default, "contestants")
+    """Return our `ways`, which are always there, and the contestants that are `chosen` among the peers."""
+    return *ways, *chosen(text, peers, default, "contestants")
 
 
 def run_cases(

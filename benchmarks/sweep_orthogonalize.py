@@ -94,10 +94,10 @@ def measure(case: Case, bench: Bench, deadline: Deadline, lost: Mapping[str, str
     circumstances = kernel.kernels.circumstances.Circumstances(default_dtype=bench.is_default)
     iteration = kernel.iteration.choose_iteration(device, work_dtype, case.sides, schedule, circumstances=circumstances)
     task = Task(kernel, device, iteration, schedule, bench.compile_mode)
-    found, marks = peers.admit(bench.contestants, lambda name: _warm(name, task, G), lost)
-    outcomes = _compare(found, G, device.type == "cuda" or case.size <= CPU_SIZE)
+    contestants, marks = peers.admit(bench.contestants, lambda name: _warm(name, task, G), lost)
+    outcomes = _compare(contestants, G, device.type == "cuda" or case.size <= CPU_SIZE)
     A = torch.randn(bench.dense_side, bench.dense_side, generator=generator, device=device).to(work_dtype)
-    works = {name: lambda run=contestant.run: run(G) for name, contestant in found.items()}
+    works = {name: lambda run=contestant.run: run(G) for name, contestant in contestants.items()}
     limits = {"dense": lambda: A @ A, **_copy(kernel, device)}
     times = run_rounds({**works, **limits}, device, bench.rounds, deadline)
     for name, outcome in outcomes.items():
@@ -130,7 +130,7 @@ def predicted(case: Case, task: Task, copied: float | None) -> dict[str, float |
         return dict.fromkeys(PREDICTED)
     shape, iterations = (case.batch, case.rows, case.cols), (task.iteration, task.over_torch)
     seconds = (predicted_factors(task.kernel, each, shape, task.device, copied) for each in iterations)
-    return {key: None if found is None else 1e3 * found for key, found in zip(PREDICTED, seconds)}
+    return {key: None if duration is None else 1e3 * duration for key, duration in zip(PREDICTED, seconds)}
 
 
 def _bound(case: Case, task: Task, rate: float, seconds: float) -> dict:
@@ -156,10 +156,10 @@ def _warm(name: str, task: Task, G: Tensor) -> Contestant:
     return contestant
 
 
-def _compare(found: dict[str, Contestant], G: Tensor, exactly: bool) -> dict[str, dict]:
+def _compare(contestants: dict[str, Contestant], G: Tensor, exactly: bool) -> dict[str, dict]:
     """Return each contestant's errors on the first matrix, or `unmeasured` if that would take too long."""
     outcomes, exact = {}, {}
-    for name, contestant in found.items():
+    for name, contestant in contestants.items():
         outcomes[name] = {"error": UNMEASURED, "largest_error": UNMEASURED}
         if exactly:
             schedule = tuple(contestant.schedule)

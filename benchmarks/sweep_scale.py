@@ -70,17 +70,17 @@ def run_round(build: Path, case: Case, steps: int) -> Round:
 @contextmanager
 def planning_timed(kernel: ModuleType) -> Iterator[dict[str, float]]:
     """Yield where the seconds and megabytes of the next plan will stand."""
-    found, make_plan = {}, kernel.step.plan_cache.make_plan
+    costs, make_plan = {}, kernel.step.plan_cache.make_plan
 
     def timed(*arguments):
         gc.collect()
         before, start = peak_megabytes(), time.process_time()
         plan = make_plan(*arguments)
-        found.update(seconds=time.process_time() - start, megabytes=peak_megabytes() - before)
+        costs.update(seconds=time.process_time() - start, megabytes=peak_megabytes() - before)
         return plan
 
     with mock.patch.object(kernel.step.plan_cache, "make_plan", timed):
-        yield found
+        yield costs
 
 
 def counts_of(optimizer: Optimizer) -> dict[str, int]:

@@ -79,8 +79,8 @@ def prove(symmetric_gemm: Callable, X: Tensor) -> list[str]:
     symmetric_gemm(X, X.mT, out=ours)
     try:
         check_product(ours, X, X.mT)
-    except WrongResultError as found:
-        problems.append(str(found))
+    except WrongResultError as error:
+        problems.append(str(error))
     if not torch.equal(symmetric_gemm(X[-1:], X[-1:].mT), ours[-1:]):
         problems.append("other bits alone")
     return problems

@@ -17,16 +17,16 @@ def chosen_variants(paths: Sequence[Path] | None) -> dict[str, Path]:
     commit, with a plus if files had changed, and with a number if an earlier variant has the same label.
     Raises FileNotFoundError if there is no variant.
     """
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for path in paths or [BUILD]:
         folder = (path if (path / "metadata.json").exists() else find_variant(path)).resolve()
         name = label = commit_of(folder)
         number = 1
-        while label in found:
+        while label in folders:
             number += 1
             label = f"{name} ({number})"
-        found[label] = folder
-    return found
+        folders[label] = folder
+    return folders
 
 
 def commit_of(folder: Path) -> str:

@@ -44,13 +44,13 @@ def least_flop(kernel: ModuleType, device: torch.device, work_dtype: torch.dtype
     It ignores what the kernel has chosen: a wrong choice must not lower the ideal. Squares in float32 count where
     products have them for this work dtype, and as if they took no longer; elsewhere they take several times as long.
     """
-    found = []
+    costs = []
     for method in kernel.iteration.METHODS[1:]:  # all but auto
         with contextlib.suppress(ValueError):  # a method that is not safe
             iteration = kernel.iteration.choose_iteration(device, work_dtype, size, schedule, method)
             if iteration.chain_dtype == work_dtype or iteration.products.float32_squares:
-                found.append(method_flop(iteration, *size))
-    return min(found)
+                costs.append(method_flop(iteration, *size))
+    return min(costs)
 
 
 def factor_bytes(m: int, n: int, read: int, written: int) -> int:
