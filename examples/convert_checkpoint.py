@@ -33,16 +33,16 @@ REPO_ID = "org/optimizer"
 
 def main(arguments: Sequence[str] | None = None, kernel: ModuleType | None = None) -> None:
     """Convert as the command line says, with `kernel` or the one that it names; SystemExit for what does not fit."""
-    given = parser().parse_args(arguments)
-    kernel = kernel or get_kernel(given.kernel, version=0, trust_remote_code=True)
+    options = parser().parse_args(arguments)
+    kernel = kernel or get_kernel(options.kernel, version=0, trust_remote_code=True)
     try:
-        state_dict, notes = converted(kernel, given)
+        state_dict, notes = converted(kernel, options)
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise SystemExit(f"not converted, nothing written: {error}") from error
-    torch.save(state_dict, given.output)
+    torch.save(state_dict, options.output)
     for note in notes:
         print(f"not taken over: {note}")
-    print(f"written: {given.output}, for {len(state_dict['state'])} parameters")
+    print(f"written: {options.output}, for {len(state_dict['state'])} parameters")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -60,23 +60,23 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def converted(kernel: ModuleType, given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+def converted(kernel: ModuleType, options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Return the state dict of a Muon that has taken over a checkpoint, and what was not, in sentences.
 
     Raises KeyError, TypeError or ValueError for what does not fit, and OSError for a file that is not there.
     """
-    shapes = shapes_of(given.model)
+    shapes = shapes_of(options.model)
     named = [(name, Parameter(torch.zeros(shape))) for name, shape in shapes.items()]
-    settings = dict(given.settings)
-    if given.muon is not None:
-        settings["is_muon"] = lambda name, _: any(fnmatchcase(name, pattern) for pattern in given.muon)
+    settings = dict(options.settings)
+    if options.muon is not None:
+        settings["is_muon"] = lambda name, _: any(fnmatchcase(name, pattern) for pattern in options.muon)
     opt = kernel.Muon(named, **settings)
     others: dict[str, Any] = {}
-    if given.adamw is not None:
-        others["adamw_state_dict"] = loaded(given.adamw, "")
-    if given.order is not None:
-        others["names"] = json.loads(given.order.read_text())
-    notes = kernel.import_state(opt, loaded(given.checkpoint, given.key), given.source, **others)
+    if options.adamw is not None:
+        others["adamw_state_dict"] = loaded(options.adamw, "")
+    if options.order is not None:
+        others["names"] = json.loads(options.order.read_text())
+    notes = kernel.import_state(opt, loaded(options.checkpoint, options.key), options.source, **others)
     return opt.state_dict(), notes
 
 

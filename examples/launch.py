@@ -36,19 +36,19 @@ def parser_of(description: str, layouts: tuple[str, ...], layout: str) -> argpar
 
 
 def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    given = parser.parse_args()
-    if given.resume and given.checkpoint is None:
+    options = parser.parse_args()
+    if options.resume and options.checkpoint is None:
         parser.error("--resume needs --checkpoint")
-    if given.stop_after is not None and not 0 < given.stop_after <= given.steps:
-        parser.error(f"--stop-after must be one of the --steps, 1 to {given.steps}, got {given.stop_after}")
-    return given
+    if options.stop_after is not None and not 0 < options.stop_after <= options.steps:
+        parser.error(f"--stop-after must be one of the --steps, 1 to {options.steps}, got {options.stop_after}")
+    return options
 
 
-def steps_after(first: int, given: argparse.Namespace) -> range:
+def steps_after(first: int, options: argparse.Namespace) -> range:
     """Return the steps to take after the `first` ones; SystemExit if the run ends before its checkpoint."""
-    last = given.stop_after or given.steps
+    last = options.stop_after or options.steps
     if first > last:
-        raise SystemExit(f"{given.checkpoint} is of step {first}, and this run ends at step {last}")
+        raise SystemExit(f"{options.checkpoint} is of step {first}, and this run ends at step {last}")
     return range(first, last)
 
 

@@ -51,9 +51,9 @@ LR = 2e-2
 
 
 def main() -> None:
-    given = parsed(parser())
-    with processes(together=given.layout != "single"):
-        run(given, load_kernel(given.build))
+    options = parsed(parser())
+    with processes(together=options.layout != "single"):
+        run(options, load_kernel(options.build))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -62,28 +62,30 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run(given: argparse.Namespace, kernel: ModuleType) -> None:
-    corpus = read_corpus(standard_library()[: given.text_bytes])
+def run(options: argparse.Namespace, kernel: ModuleType) -> None:
+    corpus = read_corpus(standard_library()[: options.text_bytes])
     torch.manual_seed(0)
     model = CharacterModel(corpus.symbols)
-    data_mesh = shard(model, given.layout)
+    data_mesh = shard(model, options.layout)
     # Small chunks, so that even a model this small has several, and one is exchanged while another is worked on.
     optimizer = kernel.Muon(model.named_parameters(), lr=LR, exchange=kernel.ExchangeOptions(chunk_bytes=2**15))
-    steps = steps_after(load(model, optimizer, given.checkpoint) if given.resume else 0, given)
+    steps = steps_after(load(model, optimizer, options.checkpoint) if options.resume else 0, options)
     losses = []
-    with progress(len(steps), given.layout) as advance, traced(given.trace):
+    with progress(len(steps), options.layout) as advance, traced(options.trace):
         for step in steps:
-            set_learning_rate(optimizer, LR, step, given.steps)
+            set_learning_rate(optimizer, LR, step, options.steps)
             losses.append(train_step(model, optimizer, batch_of(corpus, step), data_mesh))
             advance(losses[-1])
     held_out = mean_over(data_mesh, loss_on(model, corpus.validation_windows(HELD_OUT, CONTEXT + 1), data_mesh))
-    if given.checkpoint is not None:
-        save(model, optimizer, steps.stop, given.checkpoint)
+    if options.checkpoint is not None:
+        save(model, optimizer, steps.stop, options.checkpoint)
     if rank() == 0:
-        print(f"{given.layout}: steps {steps.start} to {steps.stop}, validation loss {held_out:.4f} nats per character")
-        if given.result is not None:
-            content = {"layout": given.layout, "first": steps.start, "train": losses, "validation": held_out}
-            given.result.write_text(json.dumps(content) + "\n")
+        print(
+            f"{options.layout}: steps {steps.start} to {steps.stop}, validation loss {held_out:.4f} nats per character"
+        )
+        if options.result is not None:
+            content = {"layout": options.layout, "first": steps.start, "train": losses, "validation": held_out}
+            options.result.write_text(json.dumps(content) + "\n")
 
 
 def shard(model: CharacterModel, layout: str) -> DeviceMesh | None:
@@ -161,10 +163,10 @@ def save(model: nn.Module, optimizer, step: int, folder: Path) -> None:
 def load(model: nn.Module, optimizer, folder: Path) -> int:
     """Load a checkpoint of any layout, and return how many steps it has taken."""
     parameters, state = get_state_dict(model, optimizer)
-    found = {"model": parameters, "optimizer": state, "step": 0}
-    dcp.load(found, checkpoint_id=folder)
-    set_state_dict(model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
-    return found["step"]
+    checkpoint = {"model": parameters, "optimizer": state, "step": 0}
+    dcp.load(checkpoint, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=checkpoint["model"], optim_state_dict=checkpoint["optimizer"])
+    return checkpoint["step"]
 
 
 @contextlib.contextmanager

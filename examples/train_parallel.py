@@ -44,34 +44,34 @@ LR = 2e-2
 
 
 def main() -> None:
-    given = parsed(parser_of(__doc__, ("single", "parallel"), "parallel"))
-    with processes(together=given.layout == "parallel"):
-        run(given, load_kernel(given.build))
+    options = parsed(parser_of(__doc__, ("single", "parallel"), "parallel"))
+    with processes(together=options.layout == "parallel"):
+        run(options, load_kernel(options.build))
 
 
-def run(given: argparse.Namespace, kernel: ModuleType) -> None:
-    corpus = read_corpus(standard_library()[: given.text_bytes])
+def run(options: argparse.Namespace, kernel: ModuleType) -> None:
+    corpus = read_corpus(standard_library()[: options.text_bytes])
     model = whole_model(corpus.symbols)
-    backward = prepare_(model, given.layout)
+    backward = prepare_(model, options.layout)
     optimizer = optimizer_of(kernel, model)
-    steps = steps_after(load(model, optimizer, given.checkpoint) if given.resume else 0, given)
+    steps = steps_after(load(model, optimizer, options.checkpoint) if options.resume else 0, options)
     losses = []
-    with progress(len(steps), given.layout) as advance:
+    with progress(len(steps), options.layout) as advance:
         for step in steps:
-            set_learning_rate(optimizer, LR, step, given.steps)
+            set_learning_rate(optimizer, LR, step, options.steps)
             # Windows depend on the step only, so a resumed run sees the same ones.
             losses.append(backward(corpus.batch(BATCH, CONTEXT + 1, torch.Generator().manual_seed(step))))
             optimizer.step()
             optimizer.zero_grad()
             advance(losses[-1])
-    if given.checkpoint is not None:
-        save(model, optimizer, steps.stop, given.checkpoint)
+    if options.checkpoint is not None:
+        save(model, optimizer, steps.stop, options.checkpoint)
     if rank() == 0:
         reached = f", loss {losses[-1]:.4f} nats per character" if losses else ""
-        print(f"{given.layout}: steps {steps.start} to {steps.stop}{reached}")
-        if given.result is not None:
-            content = {"layout": given.layout, "first": steps.start, "train": losses}
-            given.result.write_text(json.dumps(content) + "\n")
+        print(f"{options.layout}: steps {steps.start} to {steps.stop}{reached}")
+        if options.result is not None:
+            content = {"layout": options.layout, "first": steps.start, "train": losses}
+            options.result.write_text(json.dumps(content) + "\n")
 
 
 def prepare_(model: nn.Module, layout: str) -> Callable[[Tensor], float]:

@@ -79,8 +79,11 @@ class Training:
 
     @property
     def key(self) -> str:
-        given = self.setting
-        return f"{self.model}: {given.optimizer} {given.lr:g} {given.adamw_lr:g}, {self.steps} steps, seed {self.seed}"
+        setting = self.setting
+        return (
+            f"{self.model}: {setting.optimizer} {setting.lr:g} {setting.adamw_lr:g}, "
+            f"{self.steps} steps, seed {self.seed}"
+        )
 
 
 # A run's last validation loss, in nats.

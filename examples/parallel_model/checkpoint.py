@@ -26,12 +26,16 @@ def save(model: nn.Module, optimizer: Optimizer, step: int, folder: Path) -> Non
 
 def load(model: nn.Module, optimizer: Optimizer, folder: Path) -> int:
     """Load a checkpoint of any layout, and return how many steps it has behind it."""
-    found = {**_parts(model, optimizer), "step": 0}
-    dcp.load(found, checkpoint_id=folder)
+    checkpoint = {**_parts(model, optimizer), "step": 0}
+    dcp.load(checkpoint, checkpoint_id=folder)
     set_state_dict(
-        model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"], options=BY_NAME
+        model,
+        optimizer,
+        model_state_dict=checkpoint["model"],
+        optim_state_dict=checkpoint["optimizer"],
+        options=BY_NAME,
     )
-    return found["step"]
+    return checkpoint["step"]
 
 
 def _parts(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:

@@ -58,8 +58,8 @@ def upgrade(revision: str | None) -> None:
     pins = {variant.name: pin_of(variant) for variant in variants}
     for variant in variants:
         verify(variant, pins)
-        if (found := json.loads((variant / "metadata.json").read_text()).get("version")) != version:
-            raise VerificationError(f"{revision} is of version {found}, and {LOCK.name} asks for {version}")
+        if (variant_version := json.loads((variant / "metadata.json").read_text()).get("version")) != version:
+            raise VerificationError(f"{revision} is of version {variant_version}, and {LOCK.name} asks for {version}")
     lock = [{"dependency": {"repo-id": repo_id, "version": version}, "lock": {"commit": revision}}]
     write(lock, {"repo-id": repo_id, "revision": revision, "variants": pins})
     print(f"{LOCK.name} and {PINS.name} pin {repo_id} {revision}:")
