@@ -31,14 +31,14 @@ def main() -> int:
     check, console = parser.parse_args().check, Console()
     revision = read_revision(ROOT, ())
     attacks = list(run(console))
-    found = results(attacks, revision)
-    console.print(table(found))
+    summary = results(attacks, revision)
+    console.print(table(summary))
     misses = [attack for attack in attacks if not attack.survived]
     for miss in misses:
         console.print(f"[red]not survived:[/red] {miss.group}: {miss.name}: ", end="")
         console.print(miss.message, markup=False)
     if not check and not misses:
-        write(found)
+        write(summary)
         console.print(f"written: {PAGE}")
     return int(bool(misses))
 
@@ -49,11 +49,11 @@ def run(console: Console) -> Iterator[Attack]:
             yield from group(Path(folder))
 
 
-def table(found: dict) -> Table:
+def table(summary: dict) -> Table:
     shown = Table("group", "tried", "survived with the pin", "survived without", title="Attacks on the delivery")
     for column in shown.columns[1:]:
         column.justify = "right"
-    for group, counted in found["groups"].items():
+    for group, counted in summary["groups"].items():
         shown.add_row(*row(group, counted), style="" if counted["survived"] == counted["tried"] else "red")
     return shown
 

@@ -83,15 +83,15 @@ def row(group: str, counted: dict[str, int]) -> tuple[str, ...]:
     return group, str(counted["tried"]), str(counted["survived"]), without
 
 
-def page(found: dict) -> str:
+def page(summary: dict) -> str:
     lines = ["| group | tried | survived with the pin | survived without | what it is |", "|---|--:|--:|--:|---|"]
-    for group, counted in found["groups"].items():
+    for group, counted in summary["groups"].items():
         lines.append(f"| {' | '.join(row(group, counted))} | {ABOUT.get(group, '')} |")
-    clients = ", ".join(" ".join(client) for client in found["clients"].items())
-    tried_with = f"{clients},\nof {commit_words(found['commit'], found['dirty'])}"
+    clients = ", ".join(" ".join(client) for client in summary["clients"].items())
+    tried_with = f"{clients},\nof {commit_words(summary['commit'], summary['dirty'])}"
     return TEXT.format(tried_with=tried_with, table="\n" + "\n".join(lines) + "\n")
 
 
-def write(found: dict) -> None:
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
-    PAGE.write_text(page(found))
+def write(summary: dict) -> None:
+    RESULTS.write_text(json.dumps(summary, indent=1) + "\n")
+    PAGE.write_text(page(summary))

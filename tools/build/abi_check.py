@@ -30,9 +30,9 @@ def violations(library: Path, job: Job) -> list[str]:
     binary, abi = ObjectFile(str(library)), job.recipe.torch_abi
     needed = re.findall(r"\(NEEDED\).*\[(.+)\]", run(["readelf", "--dynamic", "--wide", library]))
     return [
-        *(f"Python ABI {PYTHON_ABI}: {found}" for found in binary.check_python_abi(PYTHON_ABI)),
-        *(f"{MANYLINUX}: {found}" for found in binary.check_manylinux(MANYLINUX)),
-        *(f"torch stable ABI {abi}: {found}" for found in _unstable_symbols(library, abi, job.machine.torch)),
+        *(f"Python ABI {PYTHON_ABI}: {violation}" for violation in binary.check_python_abi(PYTHON_ABI)),
+        *(f"{MANYLINUX}: {violation}" for violation in binary.check_manylinux(MANYLINUX)),
+        *(f"torch stable ABI {abi}: {violation}" for violation in _unstable_symbols(library, abi, job.machine.torch)),
         *(f"not linked against {name}" for name in _required_libraries(job.recipe.backend) if name not in needed),
         *(f"undefined symbol: {name}" for name in _undefined_symbols(library, needed, job)),
     ]
@@ -40,8 +40,8 @@ def violations(library: Path, job: Job) -> list[str]:
 
 def newest_version(library: Path, family: str) -> str:
     """Return the newest version of a symbol family such as GLIBC that `library` needs, "none" if it needs none."""
-    found = re.findall(rf"@{family}_([\d.]+)", run(["readelf", "--dyn-syms", "--wide", library]))
-    return max(found, key=_version, default="none")
+    versions = re.findall(rf"@{family}_([\d.]+)", run(["readelf", "--dyn-syms", "--wide", library]))
+    return max(versions, key=_version, default="none")
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -119,17 +119,17 @@ def check_headers(recipe: Recipe, machine: Machine) -> None:
 
 def find_cutlass() -> Path | None:
     """Return the folder of CUTLASS's headers, which its package from PyPI holds; None if that is not installed."""
-    found = find_spec("cutlass_library")
-    folders = [Path(folder, "source/include") for folder in found.submodule_search_locations] if found else []
+    spec = find_spec("cutlass_library")
+    folders = [Path(folder, "source/include") for folder in spec.submodule_search_locations] if spec else []
     return next((folder for folder in folders if (folder / "cutlass/version.h").is_file()), None)
 
 
 def check_paths(job: Job) -> None:
     """Raise `BuildError` if nvcc would misread one of the paths that it gets."""
     for folder in [job.root, *include_folders(job)] if job.cuda else []:
-        found = sorted(NOT_FOR_NVCC & set(str(folder)))
-        if found:
-            raise BuildError(f"nvcc cannot take a path with {found[0]!r} in it: {folder}; use another folder")
+        characters = sorted(NOT_FOR_NVCC & set(str(folder)))
+        if characters:
+            raise BuildError(f"nvcc cannot take a path with {characters[0]!r} in it: {folder}; use another folder")
 
 
 def compile_library(job: Job) -> Path:

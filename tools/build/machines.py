@@ -40,12 +40,12 @@ class Machine:
     @property
     def torch_version(self) -> str:
         """The version of `torch`. `BuildError` if it is not installed there."""
-        found = next(iter(distributions(name="torch", path=[str(self.torch.parent)])), None)
-        if found is None:
+        distribution = next(iter(distributions(name="torch", path=[str(self.torch.parent)])), None)
+        if distribution is None:
             raise BuildError(
                 f"there is no torch for {self.processor} in {self.torch.parent}: make torch-{self.processor}"
             )
-        return found.version
+        return distribution.version
 
     def program(self, name: str) -> str:
         """Return the path of the compiler's nm, strip or the like, which knows this machine's libraries."""

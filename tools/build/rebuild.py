@@ -27,10 +27,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def compiled_variants(folder: Path) -> list[Path]:
     """Return `folder` if it is a compiled variant, else those in it; `BuildError` if there are none."""
-    found = sorted({library.parent for pattern in ("*.so", "*/*.so") for library in folder.glob(pattern)})
-    if not found:
+    variants = sorted({library.parent for pattern in ("*.so", "*/*.so") for library in folder.glob(pattern)})
+    if not variants:
         raise BuildError(f"{folder} is no compiled variant (it has no library) and holds none")
-    return found
+    return variants
 
 
 def rebuild(variant: Path, root: Path, work: Path) -> Path:
@@ -82,15 +82,15 @@ def report(variant: Path, root: Path) -> int:
     """Print whether `variant` is what its commit builds; return 0 or 1."""
     with tempfile.TemporaryDirectory(prefix="rebuild-") as work:
         try:
-            found = differences(variant, rebuild(variant, root, Path(work)))
+            lines = differences(variant, rebuild(variant, root, Path(work)))
         except BuildError as error:
             print(error)
             return 1
     commit = read_metadata(variant).provenance.kernel.commit
-    print(f"{variant.name}: {'other bytes than' if found else 'the same bytes as'} from commit {commit}")
-    for line in found:
+    print(f"{variant.name}: {'other bytes than' if lines else 'the same bytes as'} from commit {commit}")
+    for line in lines:
         print(f"  {line}")
-    return 1 if found else 0
+    return 1 if lines else 0
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:

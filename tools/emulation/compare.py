@@ -59,7 +59,7 @@ portable instructions of x86-64 round twice.
 
 def page(results: dict) -> str:
     """Return the page for the emulator and the fingerprints in `results`, by the name of the processor."""
-    found = results["processors"]
+    fingerprints = results["processors"]
     rows = [
         [
             name,
@@ -69,17 +69,17 @@ def page(results: dict) -> str:
             it["instructions"],
             f"{it['losses'][0]:.2f}, {it['losses'][-1]:.2f}",
         ]
-        for name, it in found.items()
+        for name, it in fingerprints.items()
     ]
-    names = dict.fromkeys(name for it in found.values() for name in it["bits"])
-    bits = [[operation, *(it["bits"].get(operation, "") for it in found.values())] for operation in names]
+    names = dict.fromkeys(name for it in fingerprints.values() for name in it["bits"])
+    bits = [[operation, *(it["bits"].get(operation, "") for it in fingerprints.values())] for operation in names]
     return TEXT.format(
         emulator=results["emulator"],
         made_of=commit_words(results["commit"], results["dirty"]),
         compilers=table(["variant", "compiler"], list(results["compilers"].items())),
-        steps=len(found["here"]["losses"]) - 1,
+        steps=len(fingerprints["here"]["losses"]) - 1,
         processors=table(["processor", "variant", "torch", "Python", "gemm", "losses"], rows),
-        bits=table(["operation", *found], bits),
+        bits=table(["operation", *fingerprints], bits),
     )
 
 
@@ -90,10 +90,10 @@ def differences(one: dict, other: dict) -> set[str]:
 
 def sources(variants: Iterable[Path]) -> dict:
     """Return the `commit` that variants are of, and whether files were `dirty`; `BuildError` if they are of several."""
-    found = [read_metadata(variant)["provenance"]["kernel"] for variant in variants]
-    if any(each != found[0] for each in found):
-        raise BuildError(f"the variants are of different sources: {', '.join(map(str, found))}")
-    return {"commit": found[0]["commit"], "dirty": found[0]["dirty"]}
+    origins = [read_metadata(variant)["provenance"]["kernel"] for variant in variants]
+    if any(each != origins[0] for each in origins):
+        raise BuildError(f"the variants are of different sources: {', '.join(map(str, origins))}")
+    return {"commit": origins[0]["commit"], "dirty": origins[0]["dirty"]}
 
 
 def compiler(variant: Path) -> str:
@@ -113,14 +113,14 @@ def main() -> int:
         processors = [here(), *map(emulated, (*X86, ARM))]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             prints = list(pool.map(lambda processor: processor.fingerprint(build), processors))
-        found = {processor.name: it for processor, it in zip(processors, prints)}
+        fingerprints = {processor.name: it for processor, it in zip(processors, prints)}
         compilers = {it["variant"]: compiler(build / it["variant"]) for it in prints}
         made_of = sources(build / name for name in compilers)
-        results = {"emulator": version(), **made_of, "compilers": compilers, "processors": found}
+        results = {"emulator": version(), **made_of, "compilers": compilers, "processors": fingerprints}
     except BuildError as error:
         print(f"tools.emulation.compare: {error}", file=sys.stderr)
         return 1
-    differing = [name for name, it in found.items() if differences(it, found["here"])]
+    differing = [name for name, it in fingerprints.items() if differences(it, fingerprints["here"])]
     if differing:
         print(f"tools.emulation.compare: nothing is written, bits differ on {', '.join(differing)}", file=sys.stderr)
         return 1

@@ -35,11 +35,11 @@ def python(root: Path) -> tuple[str, ...]:
     """
     if shutil.which(EMULATOR) is None:
         raise BuildError(f"there is no {EMULATOR}: apt-get install qemu-user")
-    found = sorted(root.glob("usr/bin/python3.*[0-9]"))
-    if not found or not list(root.glob("usr/local/lib/python3*/dist-packages/kernels")):
+    interpreters = sorted(root.glob("usr/bin/python3.*[0-9]"))
+    if not interpreters or not list(root.glob("usr/local/lib/python3*/dist-packages/kernels")):
         raise BuildError(f"there is no Python with torch in {root}: python -m tools.emulation.debian")
     folders = "LD_LIBRARY_PATH=" + ":".join(f"/usr/lib/{folder}" for folder in LIBRARIES)
-    return (EMULATOR, "-L", str(root), "-E", folders, str(found[-1]))
+    return (EMULATOR, "-L", str(root), "-E", folders, str(interpreters[-1]))
 
 
 def make_root(root: Path) -> None:

@@ -61,8 +61,8 @@ def packed_in_8_bits(operations, dtypes, nesterov: bool) -> list[Tensor]:
     """Codes, scales and batch, for the dtypes of gradient and batch."""
     gradient, result = values(dtypes[0], 1), torch.zeros(1, *SHAPE, dtype=dtypes[1])
     codes, scale = torch.zeros(SHAPE, dtype=torch.int8), torch.zeros(SHAPE[0], -(-SHAPE[1] // 64))
-    for given in gradient.nan_to_num(1.0, 2.0, -2.0), gradient:  # so that there is an average when it comes
-        operations.momentum_pack_([codes], [given], result, 0.95, nesterov, momentum_scale=[scale])
+    for step_gradient in gradient.nan_to_num(1.0, 2.0, -2.0), gradient:  # so that there is an average when it comes
+        operations.momentum_pack_([codes], [step_gradient], result, 0.95, nesterov, momentum_scale=[scale])
     return [codes.view(torch.uint8), bits(scale), bits(result)]
 
 

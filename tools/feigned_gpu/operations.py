@@ -127,8 +127,8 @@ def _kernel(operation: torch._ops.OpOverload) -> Callable:
             do(lambda: _computed(operation, args, kwargs))
         else:
             return _new(operation, args, kwargs)
-        given = {x.name: arg for x, arg in zip(schema.arguments, args)} | kwargs
-        written = [given[x.name] for x in schema.arguments if x.alias_info is not None and x.alias_info.is_write]
+        arguments = {x.name: arg for x, arg in zip(schema.arguments, args)} | kwargs
+        written = [arguments[x.name] for x in schema.arguments if x.alias_info is not None and x.alias_info.is_write]
         results = written[: len(schema.returns)]
         return results[0] if len(results) == 1 else tuple(results) or None
 

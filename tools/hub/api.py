@@ -64,11 +64,11 @@ async def information(request: Request) -> Response:
 
 
 async def list_refs(request: Request) -> Response:
-    found: dict[str, list] = {"heads": [], "tags": []}
+    refs: dict[str, list] = {"heads": [], "tags": []}
     for ref, sha in repository_of(request).refs().items():
         _, kind, name = ref.split("/", 2)
-        found[kind].append({"name": name, "ref": ref, "targetCommit": sha})
-    return JSONResponse({"branches": found["heads"], "tags": found["tags"], "converts": []})
+        refs[kind].append({"name": name, "ref": ref, "targetCommit": sha})
+    return JSONResponse({"branches": refs["heads"], "tags": refs["tags"], "converts": []})
 
 
 async def create_branch(request: Request) -> Response:

@@ -62,12 +62,12 @@ def settle_rest(
     is not what its pin says. What is dropped may be gone, as after a release that broke off behind its commit; a wrong
     name leaves the right one unsettled.
     """
-    own = {variant.name for variant in release.variants}
-    rest = head.variants - own
+    release_variants = {variant.name for variant in release.variants}
+    rest = head.variants - release_variants
     unsettled = sorted(rest - {*drop, *keep})
     wrong = [f"{name} is both dropped and kept" for name in sorted(set(drop) & set(keep))]
     gone = set(drop) - rest  # as after a release that broke off; what is unsettled may be a wrong name
-    absent = (set(keep) - rest) | (gone if unsettled else gone & own)
+    absent = (set(keep) - rest) | (gone if unsettled else gone & release_variants)
     wrong += [f"{name} is not on {head.branch}, or in this release" for name in sorted(absent)]
     if unsettled:
         wrong += [f"{head.branch} has variants that this release, of commit {release.commit}, lacks: --drop or --keep"]

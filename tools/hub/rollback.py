@@ -52,18 +52,18 @@ def roll_back(api: HfApi, repo_id: str, to: str, pins: Mapping[str, str] | None)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(api.snapshot_download(repo_id, revision=to, local_dir=folder, **KERNEL))
         variants = find_variants(root / "build")
-        found = [] if variants else ["it has no variant"]
-        found += [f"{variant.name}: {line}" for variant in variants for line in faults(variant, pins)]
+        problems = [] if variants else ["it has no variant"]
+        problems += [f"{variant.name}: {line}" for variant in variants for line in faults(variant, pins)]
         absent = sorted({*(pins or ())} - {variant.name for variant in variants})
-        found += [f"{name} has a pin and is not there" for name in absent]
+        problems += [f"{name} has a pin and is not there" for name in absent]
         names, files = {variant.name for variant in variants}, files_in(root)
         strangers = sorted(path for path in files if not is_compared(path, names) and not is_left_out(path))
-        found += [f"{ascii(path)[1:-1]} is of no variant, and so nothing is compared with it" for path in strangers]
-        versions = sorted({read_metadata(variant).version for variant in variants}) if not found else []
+        problems += [f"{ascii(path)[1:-1]} is of no variant, and so nothing is compared with it" for path in strangers]
+        versions = sorted({read_metadata(variant).version for variant in variants}) if not problems else []
         if len(versions) > 1:
-            found.append(f"its variants are of the versions {versions}")
-        if found:
-            raise ValueError("\n".join([f"{to} cannot come back:", *found]))
+            problems.append(f"its variants are of the versions {versions}")
+        if problems:
+            raise ValueError("\n".join([f"{to} cannot come back:", *problems]))
         back = {path: file for path, file in files.items() if is_compared(path, names)}
         commit = put_back(api, repo_id, f"v{versions[0]}", to, back)
         return commit, {variant.name: pin_of(variant) for variant in variants}

@@ -44,8 +44,8 @@ class Store:
 
     def __init__(self, folder: Path):
         self._folder = folder
-        found = [main.parents[2] for main in folder.glob(f"*/*/{FIRST_REF}")]
-        self._repositories = {path.relative_to(folder).as_posix(): Repository(Repo(path)) for path in found}
+        paths = [main.parents[2] for main in folder.glob(f"*/*/{FIRST_REF}")]
+        self._repositories = {path.relative_to(folder).as_posix(): Repository(Repo(path)) for path in paths}
 
     def create(self, repo_id: str) -> bool:
         """Make a repository with one empty commit on main, at once or not at all, and return whether it is new."""

@@ -219,8 +219,8 @@ def _measured(package: Path) -> Iterator[AnyCase]:
 
 def _configs(table: dict[str, list[dict]], kind: type) -> dict[tuple[str, tuple], None]:
     """Return the distinct configurations of a kernel's entries, each with its dtype."""
-    found = ((dtype, entry) for dtype, entries in table.items() for entry in entries)
-    return dict.fromkeys((dtype, tuple(entry[field] for field in kind._fields)) for dtype, entry in found)
+    pairs = ((dtype, entry) for dtype, entries in table.items() for entry in entries)
+    return dict.fromkeys((dtype, tuple(entry[field] for field in kind._fields)) for dtype, entry in pairs)
 
 
 def _target(module: ModuleType, gpu: str):

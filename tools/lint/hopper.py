@@ -80,8 +80,8 @@ def arrival(code: Sequence[Instruction]) -> tuple[str, ...]:
     opcodes = [instruction.opcode for instruction in code]
     kept = max((i for i, opcode in enumerate(opcodes) if re.match(KEEPS, opcode)), default=0)
     read = min((i for i, opcode in enumerate(opcodes) if i > kept and re.match(READS, opcode)), default=kept)
-    found = (re.match("|".join(map(re.escape, ARRIVAL)), opcode) for opcode in opcodes[kept:read])
-    return tuple(match[0] for match in found if match)
+    matches = (re.match("|".join(map(re.escape, ARRIVAL)), opcode) for opcode in opcodes[kept:read])
+    return tuple(match[0] for match in matches if match)
 
 
 def problems(code: Code) -> Iterator[str]:

@@ -100,8 +100,8 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def _verdict(row: Row) -> str:
-    found = [escape(problem) for problem in row.problems] + [f"slow: {escape(reason)}" for reason in row.drawbacks]
-    return ("[red]" if row.problems else "[yellow]" if found else "") + ("; ".join(found) or "passes")
+    remarks = [escape(problem) for problem in row.problems] + [f"slow: {escape(reason)}" for reason in row.drawbacks]
+    return ("[red]" if row.problems else "[yellow]" if remarks else "") + ("; ".join(remarks) or "passes")
 
 
 def _needs(case: AnyCase, facts: Facts) -> tuple[str, ...]:

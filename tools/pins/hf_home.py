@@ -48,10 +48,10 @@ def is_there(pins: Pins, names: Sequence[str], output: Path) -> bool:
         told = f"{snapshot} exists without {', '.join(lacking)}, and cannot be extended"
         raise PrefetchError(f"{told}: delete it and fetch all that you need, or choose another output")
     # The loader prefers a variant that lies there to those in build.
-    found = [f"{path.name} lies beside build" for path in sorted(snapshot.iterdir()) if path.name != "build"]
-    found += [fault for name in names for fault in faults(snapshot / "build" / name, pins.variants)]
-    if found:
-        raise PrefetchError(f"{snapshot} exists and differs: {found[0]}; delete it, or choose another output")
+    problems = [f"{path.name} lies beside build" for path in sorted(snapshot.iterdir()) if path.name != "build"]
+    problems += [fault for name in names for fault in faults(snapshot / "build" / name, pins.variants)]
+    if problems:
+        raise PrefetchError(f"{snapshot} exists and differs: {problems[0]}; delete it, or choose another output")
     return True
 
 

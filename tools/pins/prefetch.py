@@ -147,17 +147,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--pins", type=Path, required=True, help="pins file of that revision")
     parser.add_argument("--output", type=Path, required=True, help="a folder, or an archive that ends in .tar.gz")
     parser.add_argument("--variant", action="append", default=[], help="fetch only this one; may be repeated")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     console = Console(stderr=True)
     try:
-        pins = read_pinned(given.pins, given.repo_id, given.revision)
-        names = chosen(pins, given.variant)
-        new = prefetch(pins, names, given.output, console)
+        pins = read_pinned(options.pins, options.repo_id, options.revision)
+        names = chosen(pins, options.variant)
+        new = prefetch(pins, names, options.output, console)
     except (PrefetchError, VerificationError, *CLIENT_ERRORS) as error:
         message = str(error) if isinstance(error, VerificationError) else " ".join(str(error).split())
         print(f"tools.pins.prefetch: {message}", file=sys.stderr)
         return 1
-    print("\n".join(described(pins, names, given.output, new)))
+    print("\n".join(described(pins, names, options.output, new)))
     return 0
 
 

@@ -51,15 +51,15 @@ def verify(variant: Path | str, pin: str | Mapping[str, str]) -> Path:
     Raises VerificationError with every fault. One is that this process has loaded another folder's code of this id.
     """
     folder = Path(variant).absolute()
-    found, bytecode = _examined(folder, pin if isinstance(pin, Mapping) else {folder.name: pin}, dict(sys.modules))
-    for file in [] if found else bytecode:
+    reasons, bytecode = _examined(folder, pin if isinstance(pin, Mapping) else {folder.name: pin}, dict(sys.modules))
+    for file in [] if reasons else bytecode:
         try:
             _delete(file)
         except OSError as error:
-            found = [f"{_shown(file)} is bytecode that cannot be deleted: {error.strerror}"]
+            reasons = [f"{_shown(file)} is bytecode that cannot be deleted: {error.strerror}"]
             break
-    if found:
-        raise VerificationError("\n  ".join([f"{folder} must not be loaded:", *found]))
+    if reasons:
+        raise VerificationError("\n  ".join([f"{folder} must not be loaded:", *reasons]))
     return folder
 
 
@@ -69,8 +69,8 @@ def faults(variant: Path | str, pin: str | Mapping[str, str] | None = None) -> l
     Without a pin the lines say where files and names disagree with metadata.json; none is no proof of their origin.
     """
     folder = Path(variant).absolute()
-    found, bytecode = _examined(folder, pin if isinstance(pin, (Mapping, type(None))) else {folder.name: pin})
-    return found + [
+    reasons, bytecode = _examined(folder, pin if isinstance(pin, (Mapping, type(None))) else {folder.name: pin})
+    return reasons + [
         f"{_shown(str(file).removeprefix(f'{folder}{os.sep}'))} is bytecode, which runs instead of its source"
         for file in bytecode
     ]
@@ -92,21 +92,21 @@ def _examined(variant: Path, pins: Mapping | None, modules: Mapping = {}) -> tup
     """Return all faults but bytecode where Python looks for it, and that. What cannot be read is a fault."""
     blobs = variant.parents[3] / "blobs" if variant.parts[-4:-3] == ("snapshots",) else None
     folders = [variant, *list(variant.parents)[:4], blobs] if blobs else [variant]  # Python 3.9 slices no parents
-    found, bytecode = [f"{_shown(folder)} is a link" for folder in folders if os.path.islink(folder)], []
+    reasons, bytecode = [f"{_shown(folder)} is a link" for folder in folders if os.path.islink(folder)], []
     try:
         _hashed(variant / METADATA, blobs, LARGEST_METADATA)  # a file of that size, or a blob
         content = (variant / METADATA).read_bytes()
         metadata, files = _parsed(content)
-        found.extend(_pin_faults(variant, hashlib.sha256(content).hexdigest(), pins) if pins is not None else ())
-        found.extend(_name_faults(variant.name, metadata, files))
-        found.extend(_module_faults(variant, metadata.get("id"), modules))
-        found.extend(_file_faults(variant, files, blobs, bytecode))
+        reasons.extend(_pin_faults(variant, hashlib.sha256(content).hexdigest(), pins) if pins is not None else ())
+        reasons.extend(_name_faults(variant.name, metadata, files))
+        reasons.extend(_module_faults(variant, metadata.get("id"), modules))
+        reasons.extend(_file_faults(variant, files, blobs, bytecode))
         bytecode.extend(_bytecode_elsewhere(variant, files))
     except OSError as error:
-        found.append(f"{_shown(error.filename)} cannot be read: {error.strerror}")
+        reasons.append(f"{_shown(error.filename)} cannot be read: {error.strerror}")
     except ValueError as error:
-        found.append(f"{METADATA} {error}")
-    return found, bytecode
+        reasons.append(f"{METADATA} {error}")
+    return reasons, bytecode
 
 
 def _parsed(content: bytes) -> tuple[dict, dict[str, str]]:
@@ -257,10 +257,10 @@ def main() -> int:
         parser.error(f"{arguments.pins} is no file of pins: {error!r}")
     alone = os.path.lexists(folder / METADATA) or not os.path.isdir(folder)
     inside = [] if alone else sorted(path for path in folder.glob("*") if backend_of(path.name))
-    found = {variant: faults(variant, pins) for variant in inside or [folder]}
-    for variant, lines in found.items():
+    reasons = {variant: faults(variant, pins) for variant in inside or [folder]}
+    for variant, lines in reasons.items():
         print(f"{variant.name}: {'refused' if lines else f'intact, pin {pin_of(variant)}'}", *lines, sep="\n  ")
-    return int(any(found.values()))
+    return int(any(reasons.values()))
 
 
 if __name__ == "__main__":

@@ -12,16 +12,16 @@ def sections(text: str) -> dict[str, dict[str, str]]:
 
     Text before the first part is that of a part without a name.
     """
-    found: dict[str, dict[str, str]] = {}
+    releases: dict[str, dict[str, str]] = {}
     for block in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
         heading, _, body = block.partition("\n")
         release = re.match(r"\[([^]]+)\]", heading)
         if release is None:
             raise ValueError(f"a section of CHANGELOG.md must begin with `## [release]`, got `## {heading}`")
         before, *parts = re.split(r"^### ", body, flags=re.MULTILINE)
-        found[release[1]] = {"": before} if before.strip() else {}
-        found[release[1]] |= {part.partition("\n")[0].strip(): part.partition("\n")[2] for part in parts}
-    return found
+        releases[release[1]] = {"": before} if before.strip() else {}
+        releases[release[1]] |= {part.partition("\n")[0].strip(): part.partition("\n")[2] for part in parts}
+    return releases
 
 
 def named(text: str) -> set[str]:

@@ -86,21 +86,21 @@ def operations(kernel: ModuleType) -> dict[str, str]:
 
 def group_keys(kernel: ModuleType) -> dict[str, str]:
     """Return the keys of parameter groups: those that state dicts have, and others that users may give."""
-    given = {*kernel.parameters.settings.SETTINGS, *kernel.parameters.group_keys._OURS}
+    settings = {*kernel.parameters.settings.SETTINGS, *kernel.parameters.group_keys._OURS}
     saved = {key for group in optimizer_of(kernel).state_dict()["param_groups"] for key in group}
-    return {key: "saved" if key in saved else "given" for key in given | saved}
+    return {key: "saved" if key in saved else "given" for key in settings | saved}
 
 
 def state_keys(kernel: ModuleType) -> dict[str, str]:
     """Return the keys of state, with the branches that have them and the dtypes that they can have."""
-    found: dict[str, set[str]] = {}
+    forms: dict[str, set[str]] = {}
     for settings, dtype in STATES:
         optimizer = optimizer_of(kernel, dtype, **settings)
         for group in optimizer.param_groups:
             branch = "muon" if group["use_muon"] else "adamw"
             for key, value in optimizer.state[group["params"][0]].items():
-                found.setdefault(key, set()).add(f"{branch} {str(value.dtype).removeprefix('torch.')}")
-    return {key: ", ".join(sorted(kinds)) for key, kinds in found.items()}
+                forms.setdefault(key, set()).add(f"{branch} {str(value.dtype).removeprefix('torch.')}")
+    return {key: ", ".join(sorted(kinds)) for key, kinds in forms.items()}
 
 
 def optimizer_of(kernel: ModuleType, dtype: torch.dtype = torch.float32, **settings: Any) -> torch.optim.Optimizer:
