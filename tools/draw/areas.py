@@ -83,29 +83,29 @@ def _area(axes: Axes, entry: Entry, box: Box, theme: str) -> None:
 
 def state_bytes(entries: Sequence[Entry]) -> dict[tuple[str, str], int]:
     """Return the bytes of each kind of state, by branch and key."""
-    found: dict[tuple[str, str], int] = {}
+    totals: dict[tuple[str, str], int] = {}
     for entry in entries:
         for key, value in entry.state.items():
-            found[entry.branch, key] = found.get((entry.branch, key), 0) + value.nbytes
-    return dict(sorted(found.items(), key=lambda item: (item[0][0] != "muon", -item[1])))
+            totals[entry.branch, key] = totals.get((entry.branch, key), 0) + value.nbytes
+    return dict(sorted(totals.items(), key=lambda item: (item[0][0] != "muon", -item[1])))
 
 
 def memory(entries: Sequence[Entry]) -> Drawing:
     """Return the drawing of a bar for each kind of state, in MiB."""
-    found = state_bytes(entries)
-    if not found:
+    totals = state_bytes(entries)
+    if not totals:
         raise ValueError("no parameter has a state")
 
     def draw(theme: str) -> Figure:
-        figure = Figure(figsize=(7.0, 0.34 * len(found) + 0.9))
+        figure = Figure(figsize=(7.0, 0.34 * len(totals) + 0.9))
         axes = figure.subplots()
-        for row, ((branch, _), count) in enumerate(found.items()):
+        for row, ((branch, _), count) in enumerate(totals.items()):
             axes.barh(row, count / 2**20, 0.7, color=BRANCHES[theme]["muon" if branch == "muon" else "fallback"])
             axes.annotate(_bytes(count), (count / 2**20, row), (4, 0), textcoords="offset points", va="center")
-        axes.set_yticks(range(len(found)), [f"{named(branch)}: {key}" for branch, key in found])
+        axes.set_yticks(range(len(totals)), [f"{named(branch)}: {key}" for branch, key in totals])
         axes.invert_yaxis()
         axes.margins(x=0.1)
-        axes.set_xlabel(f"MiB of state; {_bytes(sum(found.values()))} in all")
+        axes.set_xlabel(f"MiB of state; {_bytes(sum(totals.values()))} in all")
         return figure
 
     return draw

@@ -49,13 +49,13 @@ def read_checkpoint(path: Path) -> list[Entry]:
     except (pickle.UnpicklingError, RuntimeError, EOFError, UnicodeDecodeError, KeyError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{path} is no checkpoint that torch.load reads: {reason}") from None
-    found = _optimizer_of(content)
-    if found is None:
+    state_dict = _optimizer_of(content)
+    if state_dict is None:
         keys = list(content) if isinstance(content, dict) else type(content).__name__
         raise ValueError(f"{path} has no state of Muon: it needs opt.state_dict(), or a dict with it, got {keys}")
     return [
-        Entry(name, "muon" if group["use_muon"] else group["fallback"], _tensors(found["state"].get(position, {})))
-        for group in found["param_groups"]
+        Entry(name, "muon" if group["use_muon"] else group["fallback"], _tensors(state_dict["state"].get(position, {})))
+        for group in state_dict["param_groups"]
         for name, position in zip(group["param_names"], group["params"])
     ]
 

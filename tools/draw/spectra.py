@@ -21,7 +21,7 @@ def spectra(entries: Sequence[Entry], kernel: ModuleType) -> dict[str, tuple[Ten
 
     Stacks and convolutions are matrices of their first dimension. ValueError where no momentum is floating point.
     """
-    found = {}
+    pairs = {}
     for entry in entries:
         momentum = entry.state.get(MOMENTUM)
         if momentum is None or not momentum.is_floating_point() or not momentum.any():
@@ -29,10 +29,10 @@ def spectra(entries: Sequence[Entry], kernel: ModuleType) -> dict[str, tuple[Ten
         G = momentum.float().flatten(1)
         before = torch.linalg.svdvals(G.double())
         after = torch.linalg.svdvals(kernel.orthogonalize(G, dtype=torch.float32).double())
-        found[entry.name] = before / before.norm(), after
-    if not found:
+        pairs[entry.name] = before / before.norm(), after
+    if not pairs:
         raise ValueError("no parameter has momentum in floating point that is not zero: the run has not begun?")
-    return found
+    return pairs
 
 
 def draw_spectra(values: dict[str, tuple[Tensor, Tensor]]) -> Drawing:

@@ -34,7 +34,7 @@ def own_times(events: Iterable[dict[str, Any]]) -> Counter[tuple[str, bool]]:
     """Return microseconds by name, and whether inside an optimizer's step, without those of events further inside."""
     events = list(events)
     kinds = KERNELS if any(event["cat"] in KERNELS for event in events) else OPERATORS
-    found: Counter[tuple[str, bool]] = Counter()
+    times: Counter[tuple[str, bool]] = Counter()
     ranges = [event for event in events if event["name"].startswith(STEP)]
     on_gpu = [event for event in ranges if event["cat"] == ON_GPU]
     ranges = on_gpu if kinds is KERNELS and on_gpu else [event for event in ranges if event["cat"] == ON_HOST]
@@ -48,22 +48,22 @@ def own_times(events: Iterable[dict[str, Any]]) -> Counter[tuple[str, bool]]:
             while around and around[-1][0] <= event["ts"]:
                 around.pop()
             key = event["name"], any(start <= event["ts"] < end for start, end in steps)
-            found[key] += event["dur"]
+            times[key] += event["dur"]
             if around:
-                found[around[-1][1]] -= event["dur"]
+                times[around[-1][1]] -= event["dur"]
             around.append((event["ts"] + event["dur"], key))
-    return found
+    return times
 
 
 def step_time(events: Iterable[dict[str, Any]]) -> Drawing:
     """Return the drawing of a bar for each of the operators that take longest themselves, and one for all others."""
-    found = own_times(events)
-    bars = [(_called(name), inside, time) for (name, inside), time in found.most_common(MOST)]
+    times = own_times(events)
+    bars = [(_called(name), inside, time) for (name, inside), time in times.most_common(MOST)]
     for inside in (True, False):
-        rest = [time for (_, within), time in found.most_common()[MOST:] if within == inside]
+        rest = [time for (_, within), time in times.most_common()[MOST:] if within == inside]
         if rest:
             bars.append((f"{len(rest)} others", inside, sum(rest)))
-    total = sum(found.values())
+    total = sum(times.values())
 
     def draw(theme: str) -> Figure:
         figure = Figure(figsize=(7.6, 0.24 * len(bars) + 0.9))

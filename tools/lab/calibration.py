@@ -50,17 +50,17 @@ def items(lab: Lab) -> Iterator[Item]:
 def product(lab: Lab, shape: tuple[int, int, int]) -> dict:
     """Prove our product in float16 against float64, and time it and torch's. Rates are of a full product's FLOPs."""
     require_triton(lab)
-    found = sweep_symmetric_gemm.measure(lab.kernel, shape, "float16", lab.device)
-    if found.problems:
-        raise FailedError("; ".join(found.problems), asdict(found))
+    measurement = sweep_symmetric_gemm.measure(lab.kernel, shape, "float16", lab.device)
+    if measurement.problems:
+        raise FailedError("; ".join(measurement.problems), asdict(measurement))
     tera_flops = partial(sweep_symmetric_gemm.dense_tera_flops, shape)
     return {
-        "torch_tera_flops": tera_flops(found.torch_seconds),
-        "predicted_torch_tera_flops": tera_flops(found.predicted_torch_seconds),
-        "torch_spread": found.torch_spread,
-        "tera_flops": tera_flops(found.seconds),
-        "predicted_tera_flops": tera_flops(found.predicted_seconds),
-        "spread": found.spread,
+        "torch_tera_flops": tera_flops(measurement.torch_seconds),
+        "predicted_torch_tera_flops": tera_flops(measurement.predicted_torch_seconds),
+        "torch_spread": measurement.torch_spread,
+        "tera_flops": tera_flops(measurement.seconds),
+        "predicted_tera_flops": tera_flops(measurement.predicted_seconds),
+        "spread": measurement.spread,
     }
 
 
@@ -79,14 +79,14 @@ def dominant_row(lab: Lab, m: int) -> dict:
     X = products.adversarial(like, m, 2 * m)[2:] * (scale * stability.largest_value(schedule) / products.SCALE)
     A = table.gram(X)
     B = table.gram_affine(A, b, c, 0.0)
-    found = {
+    figures = {
         "gram_error": largest_error(A, *roundings.product(X[0], X[0].mT, 1.0)),
         "square_error": largest_error(B, *roundings.product(A[0], A[0], c, (b, A[0]))),
         "largest_part": (A[0].double() ** 2).sum(-1).max().item(),
     }
     if not (A.isfinite().all() and B.isfinite().all()):
-        raise FailedError("a sum has left float16's range", found)
-    return found
+        raise FailedError("a sum has left float16's range", figures)
+    return figures
 
 
 def largest_error(C: Tensor, exact: Tensor, allowed: Tensor) -> float:

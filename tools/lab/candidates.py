@@ -80,9 +80,12 @@ class RacedSmall(SmallPolarCase):
         for in_columns, ((m, n), first) in product((True, False), ((ragged, 0), (ragged, 1), (whole, 0))):
             drawn = torch.empty((2, n, m) if in_columns else (2, m, n), dtype=torch.float32)[first:]
             G = drawn.mT if in_columns else drawn
-            given = G, torch.empty_like(G, dtype=dtype), STEPS * (1.5, -0.5, 0.25, 1.0), (8.0, 1e-7, dtype)
+            arguments = G, torch.empty_like(G, dtype=dtype), STEPS * (1.5, -0.5, 0.25, 1.0), (8.0, 1e-7, dtype)
             compiled = compile_launch(
-                self.gpu, package, self.kernel, lambda module, given=given: (*given, module.SmallConfig(*self.config))
+                self.gpu,
+                package,
+                self.kernel,
+                lambda module, arguments=arguments: (*arguments, module.SmallConfig(*self.config)),
             )
         return compiled
 
@@ -155,14 +158,14 @@ def examine(lab: Lab) -> dict:
     one = 1 if lab.tiny else None  # enough to see that it works, where each takes seconds
     pairs = [(launch.key, case) for launch in all_launches(lab) for case in cases(lab, launch)][:one]
     rows = examine_all(Path(lab.kernel.__file__).parent, [case for _, case in pairs], one)
-    found: dict[str, list[str]] = {}
+    problems: dict[str, list[str]] = {}
     for (key, _), row in zip(pairs, rows):
         if row.problems:
-            found.setdefault(key, []).extend(row.problems)
+            problems.setdefault(key, []).extend(row.problems)
     mark = _mark_in_cache()
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.write_text(_identity(lab))
-    return {"refused": found}
+    return {"refused": problems}
 
 
 def is_checked_here(lab: Lab) -> bool:
@@ -183,8 +186,8 @@ def _identity(lab: Lab) -> str:
 
 def static_check(lab: Lab) -> dict | None:
     """Return what the static check has found, in an earlier run if this one's did not come to its end."""
-    found = read(lab.out / FILE) or ({}, [])
-    return next((record.value for record in found[1] if record.key == STATIC_CHECK), None)
+    contents = read(lab.out / FILE) or ({}, [])
+    return next((record.value for record in contents[1] if record.key == STATIC_CHECK), None)
 
 
 def cases(lab: Lab, launch: Launch) -> Iterator[AnyCase]:

@@ -76,8 +76,10 @@ def copy(lab: Lab) -> dict:
 
 def copied_in_a_second(lab: Lab) -> float | None:
     """Return the bytes that `copy` has measured, if it has."""
-    found = read(lab.out / FILE) or ({}, [])
-    values = [each.value for each in found[1] if (each.stage, each.key, each.status) == ("environment", "copy", "ok")]
+    contents = read(lab.out / FILE) or ({}, [])
+    values = [
+        each.value for each in contents[1] if (each.stage, each.key, each.status) == ("environment", "copy", "ok")
+    ]
     return 1e9 * values[0]["giga_bytes"] if values else None
 
 

@@ -44,12 +44,12 @@ def dense_rates(content: dict) -> dict[str, float]:
 
 def tuned(content: dict) -> dict[str, list[dict]]:
     """Return the tuned entries of the symmetric product with k = m, by dtype."""
-    found: dict[str, list[dict]] = {}
+    groups: dict[str, list[dict]] = {}
     for record in content["stages"].get("tune", []):
         entry = record["value"] or {}
         if "tile" in entry and "seconds" in entry and entry["m"] == entry["k"]:
-            found.setdefault(record["key"].split()[1], []).append(entry)
-    return {dtype: sorted(entries, key=lambda e: e["m"]) for dtype, entries in found.items()}
+            groups.setdefault(record["key"].split()[1], []).append(entry)
+    return {dtype: sorted(entries, key=lambda e: e["m"]) for dtype, entries in groups.items()}
 
 
 def share_of_ideal(content: dict) -> plt.Axes | None:

@@ -140,10 +140,10 @@ def earlier_results(lab: Lab, sweep: Sweep) -> dict | None:
     file = lab.out / f"{sweep.program}.json"
     records = {(record.stage, record.key): record.value for record in read(lab.out / FILE)[1]}
     # A run that was killed has left its file, which began with the record's rows.
-    found = [json.loads(file.read_text())] if file.exists() else []
-    found.append(records.get(("measure", key_of(sweep))) or {})
+    candidates = [json.loads(file.read_text())] if file.exists() else []
+    candidates.append(records.get(("measure", key_of(sweep))) or {})
     now = facts(lab.kernel, lab.device, {}).items()
-    return next((earlier for earlier in found if now <= earlier.items()), None)
+    return next((earlier for earlier in candidates if now <= earlier.items()), None)
 
 
 def seconds_for(sweep: Sweep, left: float) -> float:

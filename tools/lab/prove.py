@@ -61,30 +61,30 @@ def prove(stage: Stage, records: Records, tests: tuple[str, ...] = (), limit: in
     try:
         status = run(stage, command, LOCAL_KERNELS=local, **{FOLDER: str(folder)})
     finally:  # also if the lab itself is being ended
-        found = note_verdicts(records, log)
+        verdicts = note_verdicts(records, log)
     append(records.file, verdict_of_run(status, time.time() - began, stage.log, listed, uncollected(recorded)))
     if status is None:
-        note_interrupted(records, running, found)
-        print(f"[prove] its time is over: {len(found)} tests came to their end")
+        note_interrupted(records, running, verdicts)
+        print(f"[prove] its time is over: {len(verdicts)} tests came to their end")
     note_unreached(records, listed)  # pytest may also stop by itself, after too many crashes
     return not records.left("prove")
 
 
 def note_verdicts(records: Records, log: Path) -> dict[str, Verdict]:
     """Record the tests that came to their end, by a log of pytest's if there is one; it is renamed to RECORDED."""
-    found = read_log(log)
-    for node, verdict in found.items():
+    verdicts = read_log(log)
+    for node, verdict in verdicts.items():
         append(records.file, Record("prove", node, STATUSES[verdict.outcome], verdict.seconds, verdict.message[:2000]))
     if log.exists():
         log.replace(log.with_name(RECORDED))
-    return found
+    return verdicts
 
 
 def tried(records: Records) -> list[str]:
     """Return the tests that began and did not pass: those that time interrupted, then those that failed."""
-    found = [record for record in records.of("prove").values() if record.status == "failed" or record.problem]
-    found.sort(key=lambda record: (record.status == "failed", record.at))  # the one that has waited longest first
-    return [record.key for record in found]
+    attempts = [record for record in records.of("prove").values() if record.status == "failed" or record.problem]
+    attempts.sort(key=lambda record: (record.status == "failed", record.at))  # the one that has waited longest first
+    return [record.key for record in attempts]
 
 
 def verdict_of_run(status: int | None, seconds: float, log: Path, listed: Path, broken: Mapping[str, str]) -> Record:

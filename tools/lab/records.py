@@ -43,12 +43,12 @@ class Records:
     def __init__(self, folder: Path, identity: dict):
         folder.mkdir(parents=True, exist_ok=True)
         self.file, self.identity = folder / FILE, identity
-        before, own = read(self.file), aside(folder, identity)
+        before, stash = read(self.file), aside(folder, identity)
         self.put_aside = aside(folder, before[0]) if before is not None and before[0] != identity else None
         if self.put_aside is not None:
             self.file.replace(self.put_aside)
-        if not self.file.exists() and own.exists():
-            own.replace(self.file)
+        if not self.file.exists() and stash.exists():
+            stash.replace(self.file)
         kept = (read(self.file) or (identity, []))[1]
         # Rewritten completely, because a killed run may have left half a line.
         write_whole(self.file, "".join(f"{json.dumps(line)}\n" for line in [identity, *map(asdict, kept)]))
@@ -72,9 +72,11 @@ class Records:
 
         Items that failed before `since` may be tried once more. Items that were cut are still to do.
         """
-        found = self.of(stage).items()
+        entries = self.of(stage).items()
         return [
-            key for key, record in found if record.status in DONE or (record.status == "failed" and record.at >= since)
+            key
+            for key, record in entries
+            if record.status in DONE or (record.status == "failed" and record.at >= since)
         ]
 
     def ended(self, stage: str, since: float) -> list[str]:
@@ -111,16 +113,16 @@ def append(file: Path, record: Record) -> None:
 def read(file: Path) -> tuple[dict, list[Record]] | None:
     """Return the identity and the newest record of each item in a file; None if there is no readable identity."""
     lines = file.read_text().splitlines() if file.exists() else []
-    found = []
+    entries = []
     for line in lines:
         try:
-            found.append(json.loads(line))
+            entries.append(json.loads(line))
         except ValueError:  # a line that was cut off when a run ended
             continue
-    if not found:
+    if not entries:
         return None
-    newest = {(fields["stage"], fields["key"]): Record(**fields) for fields in found[1:]}
-    return found[0], list(newest.values())
+    newest = {(fields["stage"], fields["key"]): Record(**fields) for fields in entries[1:]}
+    return entries[0], list(newest.values())
 
 
 def clock(seconds: float) -> str:

@@ -39,7 +39,7 @@ def write_report(records: Records, folder: Path, date: str) -> int:
 def report(records: Records, date: str) -> dict:
     """Return the whole report: device, versions and date, then the records of each stage."""
     stages = {name: [asdict(record) for record in records.of(name).values()] for name in STAGES}
-    return {"lab": records.identity, "date": date, "stages": {name: found for name, found in stages.items() if found}}
+    return {"lab": records.identity, "date": date, "stages": {name: rows for name, rows in stages.items() if rows}}
 
 
 def show(tables: list[Table]) -> None:

@@ -88,8 +88,8 @@ def cut_running(records: Records, stage: str, since: float) -> None:
 def running(records: Records, stage: str, since: float) -> list[Record]:
     """Return the records of items that began after `since` and have not ended."""
     unfinished = re.compile(UNFINISHED.format(r"\S+"))
-    found = records.of(stage).values()
-    return [record for record in found if record.at >= since and unfinished.fullmatch(record.problem)]
+    stage_records = records.of(stage).values()
+    return [record for record in stage_records if record.at >= since and unfinished.fullmatch(record.problem)]
 
 
 def run(stage: Stage, command: Sequence[str], told: str = "", **more: str) -> int | None:

@@ -48,17 +48,17 @@ class Places:
 
 
 def run_stages(arguments: Sequence[str] | None = None) -> int:
-    given = parse(arguments)
+    options = parse(arguments)
     sys.stdout.reconfigure(line_buffering=True)
     # Also ends the stage's process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     began, on_gpu = time.monotonic(), torch.cuda.is_available()
-    places = places_for(given, on_gpu)
+    places = places_for(options, on_gpu)
     if not on_gpu:
         print("gpu-lab: there is no GPU here; this is a dry run of the whole flow on the CPU, which proves nothing")
     try:
         places.out.mkdir(parents=True, exist_ok=True)
-        variants = prepare(given.build, places.work, "cuda" if on_gpu else "cpu")
+        variants = prepare(options.build, places.work, "cuda" if on_gpu else "cpu")
     except (BuildError, OSError) as error:
         print(f"gpu-lab: {error}", file=sys.stderr)
         return FAILED
@@ -66,20 +66,20 @@ def run_stages(arguments: Sequence[str] | None = None) -> int:
     records = Records(places.out, identity(variants, torch.device(device)))
     if records.put_aside is not None:
         print(f"{places.out} had records of another device, commit or torch: they are in {records.put_aside.name}")
-    own = find_variant(variants) / "kernels/speeds/configs"
+    variant_configs = find_variant(variants) / "kernels/speeds/configs"
     order = {
         "variants": str(variants),
         "device": device,
         "out": str(places.out),
-        "configs": [str(folder) for folder in (own, *places.configs)],
+        "configs": [str(folder) for folder in (variant_configs, *places.configs)],
         "tiny": not on_gpu,
     }
-    chosen = [stage for stage in STAGES if stage == "environment" or not given.only or stage in given.only]
-    unfinished = run_chosen(chosen, order, began + 60 * given.minutes - RESERVE_SECONDS, records)
+    chosen = [stage for stage in STAGES if stage == "environment" or not options.only or stage in options.only]
+    unfinished = run_chosen(chosen, order, began + 60 * options.minutes - RESERVE_SECONDS, records)
     failed = write_report(records, places.results, time.strftime("%Y-%m-%d"))
     for name in unfinished:
         print(f"[{name}] {what_is_left(records.left(name))}")
-    print(f"gpu-lab: {clock(time.monotonic() - began)} of {clock(60 * given.minutes)}, {failed} failed")
+    print(f"gpu-lab: {clock(time.monotonic() - began)} of {clock(60 * options.minutes)}, {failed} failed")
     return FAILED if failed else OUT_OF_TIME if unfinished else FINISHED
 
 
@@ -113,16 +113,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def places_for(given: argparse.Namespace, on_gpu: bool) -> Places:
+def places_for(options: argparse.Namespace, on_gpu: bool) -> Places:
     """Return the folders to work in. A dry run writes neither to the package nor to the results."""
     scratch = ROOT / "out/gpu-lab"
     if not on_gpu:
-        dry = given.out or scratch / "dry"
+        dry = options.out or scratch / "dry"
         return Places(dry / "work", dry, dry, (dry / "configs",))
-    out = given.out or scratch
+    out = options.out or scratch
     tree = PACKAGE / "kernels/speeds/configs"
-    copies = (tree, out) if given.out else (tree,)
-    return Places(scratch / "work", out, given.out or ROOT / "benchmarks/results", copies)
+    copies = (tree, out) if options.out else (tree,)
+    return Places(scratch / "work", out, options.out or ROOT / "benchmarks/results", copies)
 
 
 def identity(variants: Path, device: torch.device) -> dict:

@@ -51,10 +51,10 @@ def compare_ways(lab: Lab, model: str) -> dict:
     predicted = predicted_times(lab, parameters)
     rows = [row_of(name, times.get(name), marks.get(name)) | dict.fromkeys(predicted) for name in made]
     next(row for row in rows if row["step of"] == CAPTURED).update(predicted)
-    found = {"results": rows, **({LOST: lost} if lost else {})}
+    content = {"results": rows, **({LOST: lost} if lost else {})}
     for name in filter(peers.is_ours, lost):
-        raise FailedError(f"{name}: {lost[name]}", found)
-    return found
+        raise FailedError(f"{name}: {lost[name]}", content)
+    return content
 
 
 def lost_before(lab: Lab, model: str) -> dict[str, str]:

@@ -132,8 +132,8 @@ def overlay(variant: Path) -> bool:
 
 
 def belongs(file: Path) -> bool:
-    own = file.suffix in PYTHON and file.name not in ("_ops.py", "metadata.json")
-    return own and "__pycache__" not in file.parts
+    is_source = file.suffix in PYTHON and file.name not in ("_ops.py", "metadata.json")
+    return is_source and "__pycache__" not in file.parts
 
 
 def digest(variants: Path) -> str:

@@ -56,11 +56,11 @@ def main() -> int:
 
 def note_waiting(stage: str, waiting: Sequence[Item], file: Path) -> dict[str, object]:
     """Record items that have no record yet as cut. Return, by its key, what each item has found that runs once more."""
-    found = {record.key: record for record in read(file)[1] if record.stage == stage}
+    records = {record.key: record for record in read(file)[1] if record.stage == stage}
     for item in waiting:
-        if item.key not in found:
+        if item.key not in records:
             append(file, Record(stage, item.key, "cut", 0.0))
-    return {key: record.value for key, record in found.items()}
+    return {key: record.value for key, record in records.items()}
 
 
 def make_lab(order: dict) -> Lab:
@@ -83,11 +83,11 @@ def attempt(item: Item, began: Record) -> tuple[Record, bool]:
             torch.cuda.synchronize()  # an error of a kernel shows up here at the latest
     except NotApplicableError as reason:
         status, problem = "skipped", str(reason)
-    except CutError as found:
-        status, problem, value = "cut", str(found), found.value
-    except FailedError as found:
-        status, problem, value = "failed", str(found), found.value
-        lost = found.__cause__ is not None and loses_gpu(found.__cause__)
+    except CutError as outcome:
+        status, problem, value = "cut", str(outcome), outcome.value
+    except FailedError as outcome:
+        status, problem, value = "failed", str(outcome), outcome.value
+        lost = outcome.__cause__ is not None and loses_gpu(outcome.__cause__)
     except torch.cuda.OutOfMemoryError as error:
         status, problem = "failed", f"out of memory: {str(error).splitlines()[0]}"
         torch.cuda.empty_cache()

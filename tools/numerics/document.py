@@ -27,11 +27,11 @@ def source(results: dict, file: str) -> str:
 
 def errors(results: dict) -> str:
     rows = [row for row in results["errors"] if row["schedule"] == "polar_express"]
-    return by_case(rows, "spectrum", "singular values", lambda found: found[0]["error"])
+    return by_case(rows, "spectrum", "singular values", lambda group: group[0]["error"])
 
 
 def schedules(results: dict) -> str:
-    return by_case(results["errors"], "schedule", "schedule", lambda found: worst(row["error"] for row in found))
+    return by_case(results["errors"], "schedule", "schedule", lambda group: worst(row["error"] for row in group))
 
 
 def by_case(rows: Sequence[dict], key: str, heading: str, value: Callable[[list[dict]], float | None]) -> str:
@@ -39,16 +39,16 @@ def by_case(rows: Sequence[dict], key: str, heading: str, value: Callable[[list[
     cases = unique((row["dtype"], row["method"]) for row in rows)
     lines = []
     for name in unique(row[key] for row in rows):
-        found = [[r for r in rows if r[key] == name and (r["dtype"], r["method"]) == case] for case in cases]
-        lines.append([words(name), *(power(value(group)) for group in found)])
+        groups = [[r for r in rows if r[key] == name and (r["dtype"], r["method"]) == case] for case in cases]
+        lines.append([words(name), *(power(value(group)) for group in groups)])
     return table([heading, *(f"{dtype} `{method}`" for dtype, method in cases)], lines)
 
 
 def bands(results: dict) -> str:
     steps = unique(row["steps"] for row in results["bands"])
-    found = {(row["schedule"], row["steps"]): row for row in results["bands"]}
+    rows = {(row["schedule"], row["steps"]): row for row in results["bands"]}
     names = unique(row["schedule"] for row in results["bands"])
-    cells = [[found[name, count] for count in steps] for name in names]
+    cells = [[rows[name, count] for count in steps] for name in names]
     lines = [
         [words(name), *(f"{row['low']:.4f} to {row['high']:.4f}" for row in line)] for name, line in zip(names, cells)
     ]
@@ -60,8 +60,8 @@ def restarts(results: dict) -> str:
     dtypes = unique(row["dtype"] for row in rows)
     lines = []
     for chosen in unique(named(row["restarts"]) for row in rows):
-        found = {row["dtype"]: row for row in rows if named(row["restarts"]) == chosen}
-        cells = [(found[dtype]["bound"], found[dtype]["error"]) for dtype in dtypes]
+        dtype_rows = {row["dtype"]: row for row in rows if named(row["restarts"]) == chosen}
+        cells = [(dtype_rows[dtype]["bound"], dtype_rows[dtype]["error"]) for dtype in dtypes]
         bare = chosen == "standard"
         lines.append(
             [chosen, *(text for bound, error in cells for text in ("" if bare else power(bound), power(error)))]
@@ -100,8 +100,8 @@ def power(number: float | None, missing: str = "not finite") -> str:
 
 
 def worst(numbers: Iterable[float | None]) -> float | None:
-    found = list(numbers)
-    return None if None in found else max(found)
+    candidates = list(numbers)
+    return None if None in candidates else max(candidates)
 
 
 def unique(values: Iterable) -> list:

@@ -49,11 +49,11 @@ def errors_figure(rows: Sequence[dict]) -> Figure:
     figure = Figure(figsize=(7.0, 3.6))
     axes = figure.subplots()
     for dtype, method in unique((row["dtype"], row["method"]) for row in rows):
-        found = [row for row in rows if (row["dtype"], row["method"]) == (dtype, method)]
-        heights = [spectra.index(row["spectrum"]) + HEIGHTS[method] for row in found]
+        points = [row for row in rows if (row["dtype"], row["method"]) == (dtype, method)]
+        heights = [spectra.index(row["spectrum"]) + HEIGHTS[method] for row in points]
         style = dict(color=COLORS[dtype], markersize=5, label=f"{dtype} {method}")
         hollow = {} if method == "standard" else {"markerfacecolor": "white"}
-        axes.plot([row["error"] for row in found], heights, MARKERS[method], **style, **hollow)
+        axes.plot([row["error"] for row in points], heights, MARKERS[method], **style, **hollow)
     for place in range(len(spectra)):
         axes.axhline(place, color=GREY, linewidth=0.3, zorder=0)
     axes.set_yticks(range(len(spectra)), [name.replace("_", " ") for name in spectra])
@@ -92,11 +92,11 @@ def restarts_figure(rows: Sequence[dict], limit: float) -> Figure:
     predicted.axhspan(LOWEST, limit, color=GREY, alpha=0.15, linewidth=0)
     predicted.text(0, 2 * LOWEST, "shaded: taken for safe", color=GREY)
     for shift, (dtype, color) in zip((-0.2, 0, 0.2), COLORS.items()):
-        found = {named(row["restarts"]): row for row in rows if row["dtype"] == dtype}
+        restart_rows = {named(row["restarts"]): row for row in rows if row["dtype"] == dtype}
         places = [place + shift for place in range(len(windows))]
-        draw_points(predicted, places, [found[name]["bound"] for name in windows], color, dtype)
-        draw_points(observed, places, [found[name]["error"] for name in windows], color, dtype)
-        observed.axhline(found["standard"]["error"], color=color, linewidth=0.8, linestyle=(0, (4, 2)))
+        draw_points(predicted, places, [restart_rows[name]["bound"] for name in windows], color, dtype)
+        draw_points(observed, places, [restart_rows[name]["error"] for name in windows], color, dtype)
+        observed.axhline(restart_rows["standard"]["error"], color=color, linewidth=0.8, linestyle=(0, (4, 2)))
     observed.text(0, 2 * LOWEST, "dashed: the standard iteration", color=GREY)
     predicted.set(title="a  bound: amplification × roundoff", ylabel="change of the result")
     observed.set(title="b  worst relative error")
@@ -138,6 +138,6 @@ def scale_figure(rows: Sequence[dict]) -> Figure:
 
 def draw_by_side(axes: Axes, rows: Sequence[dict], key: str, name: str, **style: Any) -> None:
     """Draw a line over m where there are values, with its name above its end."""
-    found = [(row["m"], row[key]) for row in rows if row[key] is not None]
-    axes.plot(*zip(*found), marker="o", markersize=4, **style)
-    axes.annotate(name, found[-1], (6, 6), "data", "offset points", color=style["color"])
+    points = [(row["m"], row[key]) for row in rows if row[key] is not None]
+    axes.plot(*zip(*points), marker="o", markersize=4, **style)
+    axes.annotate(name, points[-1], (6, 6), "data", "offset points", color=style["color"])

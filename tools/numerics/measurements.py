@@ -59,8 +59,8 @@ def errors(kernel: ModuleType, size: tuple[int, int]) -> Iterator[dict]:
             cases = [Case(make, size, seed, schedule) for seed in SEEDS]
             for dtype, method in CASES:
                 options = dict(dtype=getattr(torch, dtype), method=method)
-                found = [case.error(kernel.orthogonalize(case.G.float(), name, STEPS, **options)) for case in cases]
-                error = math.sqrt(sum(e * e for e in found) / len(found))
+                samples = [case.error(kernel.orthogonalize(case.G.float(), name, STEPS, **options)) for case in cases]
+                error = math.sqrt(sum(e * e for e in samples) / len(samples))
                 yield dict(schedule=name, spectrum=spectrum, dtype=dtype, method=method, error=short(error))
 
 

@@ -69,7 +69,7 @@ def launch_row(key: str, entry: dict) -> tuple[str, ...]:
     return kernel, dtype, sizes, config, *times, f"{entry['gain']:.2f}", words(entry["candidates"])
 
 
-def method_row(found: dict) -> tuple[str, ...]:
-    speed = found["standard_seconds"] / found["gram_seconds"]
-    times = micro(found, "standard_"), micro(found, "gram_")
-    return words([found["batch"], found["m"], found["n"]]), *times, f"{speed:.2f}", found["auto"]
+def method_row(entry: dict) -> tuple[str, ...]:
+    speed = entry["standard_seconds"] / entry["gram_seconds"]
+    times = micro(entry, "standard_"), micro(entry, "gram_")
+    return words([entry["batch"], entry["m"], entry["n"]]), *times, f"{speed:.2f}", entry["auto"]

@@ -134,8 +134,8 @@ def lines_of_use(source: str) -> str:
 
 def page(folder: Path, results: dict) -> str:
     """Return the page about the libraries of `folder`."""
-    found = list(libraries(folder, results))
-    parts = [INTRODUCTION, table(HEADINGS, list(map(row, found))) + "\n", origin(results), *map(section, found)]
+    entries = list(libraries(folder, results))
+    parts = [INTRODUCTION, table(HEADINGS, list(map(row, entries))) + "\n", origin(results), *map(section, entries)]
     return "\n".join(parts)
 
 

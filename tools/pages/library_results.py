@@ -45,7 +45,7 @@ def results(log: Path, folder: Path) -> dict:
         "python": platform.python_version(),
         "processor": cpu_name(),
         "seconds": round(sum(each.seconds for each in verdicts.values())),
-        "versions": {name: found for name, found in map(installed, sorted(folder.glob("test_*.py"))) if found},
+        "versions": {name: number for name, number in map(installed, sorted(folder.glob("test_*.py"))) if number},
         "tests": tests,
     }
 

@@ -16,7 +16,7 @@ def fill(page: str, made: Mapping[str, str]) -> str:
     names = [name for _, name, _ in MARKED.findall(page)]
     if sorted(names) != sorted(made):
         raise ValueError(f"the page needs the markers {', '.join(made)}, once each, got {', '.join(names) or 'none'}")
-    return MARKED.sub(lambda found: f"{found[1]}\n{made[found[2]]}\n\n{found[3]}", page)
+    return MARKED.sub(lambda match: f"{match[1]}\n{made[match[2]]}\n\n{match[3]}", page)
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = False) -> str:

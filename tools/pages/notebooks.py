@@ -83,14 +83,14 @@ def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
 
 def problems(notebook: NotebookNode) -> list[str]:
     """Return what may not be in a notebook's outputs: errors, warnings, paths and times of a machine, or too much."""
-    found = []
+    faults = []
     for output in (output for cell in code_cells(notebook) for output in cell.outputs):
         data = output.get("data", {})
         text = output.get("text", "") + data.get("text/plain", "") + data.get("text/html", "")
-        found += [f"writes to stderr: {text}"] if output.get("name") == "stderr" else []
-        found += [f"is of one machine: {match[0]}" for match in _FOREIGN.finditer(text)]
+        faults += [f"writes to stderr: {text}"] if output.get("name") == "stderr" else []
+        faults += [f"is of one machine: {match[0]}" for match in _FOREIGN.finditer(text)]
     size = len(nbformat.writes(notebook).encode())
-    return found + ([f"has {size} bytes, more than {MOST_BYTES}"] if size > MOST_BYTES else [])
+    return faults + ([f"has {size} bytes, more than {MOST_BYTES}"] if size > MOST_BYTES else [])
 
 
 def main() -> int:
@@ -103,9 +103,9 @@ def main() -> int:
             for path in paths:
                 notebook = executed(path, environment)
                 nbformat.write(notebook, path)
-                found = problems(notebook)
-                failed = failed or bool(found)
-                console.print(path.stem, *found, sep="\n  ", markup=False, highlight=False, soft_wrap=True)
+                faults = problems(notebook)
+                failed = failed or bool(faults)
+                console.print(path.stem, *faults, sep="\n  ", markup=False, highlight=False, soft_wrap=True)
     except CommandError as failure:
         console.print(str(failure), markup=False, highlight=False, soft_wrap=True)
         return 1

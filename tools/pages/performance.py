@@ -120,7 +120,9 @@ def index(answers: Mapping[str, Sequence[Path]], contents: Mapping[Path, dict]) 
 
 def kind_of_machine(content: dict) -> str:
     """Return the device of a file, and with which instructions our products ran there, as far as the file says."""
-    instructions = dict.fromkeys(found for method in methods_of(content) for found in INSTRUCTIONS.findall(method))
+    instructions = dict.fromkeys(
+        instruction for method in methods_of(content) for instruction in INSTRUCTIONS.findall(method)
+    )
     return " with ".join(filter(None, (device_of(content), " and ".join(instructions))))
 
 

@@ -178,10 +178,10 @@ def taken(platform: Platform, torches: Sequence[str]) -> str | None:
 
     Raises ValueError if they differ: then the platform is several.
     """
-    found = {resolve(platform, backend, torch)[0] for backend in platform.backends for torch in torches}
-    if len(found) > 1:
-        raise ValueError(f"{platform.name} takes {found}: it has to be several platforms")
-    return found.pop()
+    variants = {resolve(platform, backend, torch)[0] for backend in platform.backends for torch in torches}
+    if len(variants) > 1:
+        raise ValueError(f"{platform.name} takes {variants}: it has to be several platforms")
+    return variants.pop()
 
 
 def message(platform: Platform, torch: str, revision: str) -> str:

@@ -112,7 +112,7 @@ def usual_sizes(predictions: ModuleType, gpu) -> Iterator[tuple[int, int, int]]:
 
 def sizes_of_models(predictions: ModuleType, gpu) -> list[tuple[int, int, int]]:
     """Return (b, m, k) of each model's matrices, and of the m x m products that are made of them; none twice."""
-    found = {}
+    sizes = {}
     for name in NAMED:
         most: Counter[tuple[int, int]] = Counter()
         for shape, count in matrix_counts(MODELS[name]).items():
@@ -124,8 +124,8 @@ def sizes_of_models(predictions: ModuleType, gpu) -> list[tuple[int, int, int]]:
                 together = predictions.in_full_waves(gpu, m, together, symmetric=False)
             for k in (m, n):
                 most[m, k] = max(most[m, k], min(count, together))
-        found.update(dict.fromkeys((batch, m, k) for (m, k), batch in sorted(most.items())))
-    return list(found)
+        sizes.update(dict.fromkeys((batch, m, k) for (m, k), batch in sorted(most.items())))
+    return list(sizes)
 
 
 def row_of(predictions: ModuleType, gpu, size: tuple[int, int, int]) -> tuple[str, ...]:
@@ -166,10 +166,10 @@ def strict_goal(rows: Iterable[dict], model: str) -> float:
 
 def step_rows(rows: Iterable[dict]) -> Iterator[tuple[str, ...]]:
     """Yield the predicted milliseconds of each model's step with each kind of product, and its goal."""
-    found = {(row["model"], row["way"]): row for row in rows}
-    for model in dict.fromkeys(model for model, _ in found):
-        times = [found[model, way]["predicted_milliseconds"] for way in PREDICTED]
-        goal = found[model, next(iter(PREDICTED))]["goal_milliseconds"]
+    cells = {(row["model"], row["way"]): row for row in rows}
+    for model in dict.fromkeys(model for model, _ in cells):
+        times = [cells[model, way]["predicted_milliseconds"] for way in PREDICTED]
+        goal = cells[model, next(iter(PREDICTED))]["goal_milliseconds"]
         yield model, *(f"{time:.2f}" for time in (*times, goal))
 
 

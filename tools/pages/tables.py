@@ -50,10 +50,10 @@ def sweep_tables(content: dict, name: str = "Results") -> Iterator[Table]:
 def training_tables(results: dict[str, dict]) -> Iterator[Table]:
     """Yield the table of optimizers that trained one model, each at the best of the learning rates that were tried."""
     shown = []
-    for name, found in results.items():
-        loss, step = found["validation_loss"], found["median_ms_per_step"]
+    for name, run in results.items():
+        loss, step = run["validation_loss"], run["median_ms_per_step"]
         losses = f"{loss['mean']:.3f} ({loss['min']:.3f} to {loss['max']:.3f})"
-        shown.append((name, words(found["lr"]), losses, *(f"{step[part]:.2f}" for part in step)))
+        shown.append((name, words(run["lr"]), losses, *(f"{step[part]:.2f}" for part in step)))
     parts = next(iter(results.values()))["median_ms_per_step"]
     headings = ("optimizer", "learning rate", "validation loss", *(f"{part.replace('_', ' ')}, ms" for part in parts))
     yield Table("Training", headings, shown)
@@ -99,7 +99,7 @@ def contest_table(rows: list[dict], name: str) -> Table:
 def warmed_up_tables(rows: list[dict], name: str) -> Iterator[Table]:
     """Yield the table of each one's time over ours after its warm-up, if a sweep has measured that."""
     raced = {row["case"]: row["contestants"] for row in rows if "contestants" in row}
-    compared = [peer for outcomes in raced.values() for peer, found in outcomes.items() if to_warmed_up(found)]
+    compared = [peer for outcomes in raced.values() for peer, outcome in outcomes.items() if to_warmed_up(outcome)]
     names = list(dict.fromkeys(compared))
     if names:
         shown = [(case, *(ratio(outcomes[peer], WARMED_UP) for peer in names)) for case, outcomes in raced.items()]
@@ -109,12 +109,14 @@ def warmed_up_tables(rows: list[dict], name: str) -> Iterator[Table]:
 
 def pieces_tables(rows: list[dict]) -> Iterator[Table]:
     """Yield the table of where our step's time goes, in a run of its own, if a sweep has measured that."""
-    found = {row["case"]: row["breakdown"] for row in rows if "breakdown" in row}
-    if not found:
+    breakdowns = {row["case"]: row["breakdown"] for row in rows if "breakdown" in row}
+    if not breakdowns:
         return
-    kinds = dict.fromkeys(kind for pieces in found.values() for kind in pieces if kind != "whole")
-    shown = [kind for kind in kinds if any(pieces.get(kind) for pieces in found.values())]
-    cells = [(case, *(words(pieces.get(kind, 0.0)) for kind in ("whole", *shown))) for case, pieces in found.items()]
+    kinds = dict.fromkeys(kind for pieces in breakdowns.values() for kind in pieces if kind != "whole")
+    shown = [kind for kind in kinds if any(pieces.get(kind) for pieces in breakdowns.values())]
+    cells = [
+        (case, *(words(pieces.get(kind, 0.0)) for kind in ("whole", *shown))) for case, pieces in breakdowns.items()
+    ]
     yield Table("Where our step's milliseconds go", ("case", "ms", *shown), cells)
 
 

@@ -44,16 +44,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE")
     parser.add_argument("--output", type=Path, help="JSON for `tools.scale.report --machine`")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        traces = [read_trace(path) for path in given.traces]
+        traces = [read_trace(path) for path in options.traces]
     except (OSError, ValueError) as error:
         parser.error(str(error))
     fit = calibrate(traces)
     print("\n".join([*fit.lines, *(f"Not told: {line}" for line in fit.untold)]))
-    if given.output is not None:
+    if options.output is not None:
         told = {"constants": fit.constants, "standard_errors": fit.errors, "said": fit.lines, "untold": fit.untold}
-        given.output.write_text(json.dumps(told, indent=1) + "\n")
+        options.output.write_text(json.dumps(told, indent=1) + "\n")
 
 
 def calibrate(traces: Sequence[Trace]) -> Fit:
@@ -76,9 +76,13 @@ def shortest(exchanges: Iterable[Exchange]) -> list[tuple[float, int, float]]:
     for exchange in exchanges:
         sides[exchange.key].append(exchange)
     return [
-        (max(e.sent_bytes for e in own), max(e.peers for e in own), min(e.stop - e.start for e in own))
-        for own in sides.values()
-        if any(e.peers for e in own)
+        (
+            max(e.sent_bytes for e in collective),
+            max(e.peers for e in collective),
+            min(e.stop - e.start for e in collective),
+        )
+        for collective in sides.values()
+        if any(e.peers for e in collective)
     ]
 
 

@@ -41,16 +41,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--output", type=Path, default=Path("overlap.png"))
     parser.add_argument("--step", type=int, default=-1, help="which of the traced steps: %(default)s")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        spans = spans_of_step(read_timed(given.trace)["traceEvents"], given.step)
+        spans = spans_of_step(read_timed(options.trace)["traceEvents"], options.step)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     flying = exchanges(spans)
     waited = sum(span.stop - span.start for span in spans if span.name == "muon.wait")
-    draw(spans, flying, given.output)
+    draw(spans, flying, options.output)
     total = sum(stop - start for start, stop in flying)
-    print(f"{len(flying)} exchanges, {total:.2f} ms on their way, {waited:.2f} ms waited for; drawn in {given.output}")
+    print(
+        f"{len(flying)} exchanges, {total:.2f} ms on their way, {waited:.2f} ms waited for; drawn in {options.output}"
+    )
 
 
 def spans_of_step(events: Sequence[dict], step: int) -> list[Span]:
@@ -65,8 +67,8 @@ def spans_of_step(events: Sequence[dict], step: int) -> list[Span]:
     first, last = steps[step]
     inside = (event for event in events if event["name"].startswith("muon."))
     # Numbers may follow a name, as they do for products.
-    found = [(event["name"].split()[0], event["ts"], event["ts"] + event["dur"]) for event in inside]
-    spans = [Span(name, (a - first) / 1e3, (b - first) / 1e3) for name, a, b in found if first <= a <= last]
+    stages = [(event["name"].split()[0], event["ts"], event["ts"] + event["dur"]) for event in inside]
+    spans = [Span(name, (a - first) / 1e3, (b - first) / 1e3) for name, a, b in stages if first <= a <= last]
     return sorted(spans, key=lambda span: span.start)
 
 
@@ -81,8 +83,8 @@ def draw(spans: Sequence[Span], flying: Sequence[tuple[float, float]], path: Pat
     """Draw the stages in one line and each exchange in a line of its own below."""
     figure, panel = plt.subplots(figsize=(10, 1.5 + 0.2 * len(flying)), layout="constrained")
     for name, color in COLORS.items():
-        own = [(span.start, span.stop - span.start) for span in spans if span.name == name]
-        panel.broken_barh(own, (0.1, 0.8), color=color, label=name.removeprefix("muon."))
+        bars = [(span.start, span.stop - span.start) for span in spans if span.name == name]
+        panel.broken_barh(bars, (0.1, 0.8), color=color, label=name.removeprefix("muon."))
     for line, (start, stop) in enumerate(flying, 1):
         panel.broken_barh([(start, stop - start)], (-line + 0.2, 0.6), color="0.7")
     panel.set(xlabel="ms of the step", yticks=[0.5, -len(flying) / 2], yticklabels=["process", "exchanges"])

@@ -51,27 +51,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--chunk-bytes", type=int, help="as Muon's; by default as its model of wire and products says")
     parser.add_argument("--write", action="store_true", help="renew the results, the tables and the figure of docs/")
     parser.add_argument("--redraw", action="store_true", help="tables and figure anew, from the results")
-    given = parser.parse_args(arguments)
-    if given.redraw:
+    options = parser.parse_args(arguments)
+    if options.redraw:
         put_into_docs(json.loads(RESULTS.read_text()))
         return
-    machine = machine_of(given.machine, Machine(given.link, given.latency, given.rate))
-    kernel = load_variant(find_variant(given.build))
+    machine = machine_of(options.machine, Machine(options.link, options.latency, options.rate))
+    kernel = load_variant(find_variant(options.build))
     console = Console()
     cases = [
         Case(model, gpus, dtype, team)
-        for model in given.models
-        for gpus in given.gpus or GPUS.get(model, ())
-        for dtype in given.dtypes
-        for team in ((1, given.team) if dtype == "float16" and gpus >= WITH_TEAMS else (1,))
+        for model in options.models
+        for gpus in options.gpus or GPUS.get(model, ())
+        for dtype in options.dtypes
+        for team in ((1, options.team) if dtype == "float16" and gpus >= WITH_TEAMS else (1,))
     ]
-    rows = [plan(kernel, case, machine, given.chunk_bytes) for case in track(cases, "planning", console=console)]
+    rows = [plan(kernel, case, machine, options.chunk_bytes) for case in track(cases, "planning", console=console)]
     built = {key: value for key, value in facts(kernel, torch.device("cpu"), {}).items() if key in ("commit", "dirty")}
-    assumed = {"machine": asdict(machine), "chunk_bytes": given.chunk_bytes}
+    assumed = {"machine": asdict(machine), "chunk_bytes": options.chunk_bytes}
     results = {**built, **assumed, "rows": [asdict(row) for row in rows]}
     for made in tables.tables(results, measured_host()).values():
         console.print(made, highlight=False, soft_wrap=True)
-    if given.write:
+    if options.write:
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         put_into_docs(results)
 
@@ -93,13 +93,13 @@ def filled(page: str, results: dict) -> str:
 
 def measured_host() -> dict[str, float]:
     """Return the host's milliseconds of a step by case, from all results files; the file with the later name wins."""
-    found = {}
+    milliseconds = {}
     for path in sorted(RESULTS.parent.glob("*.json")):
         content = json.loads(path.read_text())
         rows = content.get("results", ()) if isinstance(content, dict) else ()
         measured = [row for row in rows if isinstance(row, dict) and "host_milliseconds" in row]
-        found.update({row["case"]: row["host_milliseconds"][1] for row in measured})  # of quartiles
-    return found
+        milliseconds.update({row["case"]: row["host_milliseconds"][1] for row in measured})  # of quartiles
+    return milliseconds
 
 
 if __name__ == "__main__":

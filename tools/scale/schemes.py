@@ -149,12 +149,12 @@ RIVALS = {
 def _in_turn(matrices: Iterable, candidates) -> Iterator[tuple]:
     """Yield matrices and their owners; the ranks that may own a matrix take turns."""
     turns: dict[int, int] = {}
-    found: dict[tuple, Sequence[int]] = {}
+    choices: dict[tuple, Sequence[int]] = {}
     for matrix in matrices:
         key = id(matrix.shards), matrix.index  # all matrices of one kind of weights have the same ranks
-        if key not in found:
-            found[key] = candidates(matrix)
-        ranks = found[key]
+        if key not in choices:
+            choices[key] = candidates(matrix)
+        ranks = choices[key]
         turn = turns[ranks[0]] = turns.get(ranks[0], -1) + 1
         yield matrix, ranks[turn % len(ranks)]
 

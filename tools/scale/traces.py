@@ -68,8 +68,8 @@ def read_trace(path: Path) -> Trace:
     sends = _Ranges(_spans(e for e in events if e["name"] == SEND and e["cat"] != ON_GPU))
     here = content.get("distributedInfo", {})
     place = here.get("rank", 0), here.get("world_size", 1)
-    found = _by_nccl(events, place) if any(map(_is_nccl, events)) else _by_gloo(events, place)
-    muons = [(time, exchange) for time, exchange in found if sends.holding(time) is not None]
+    exchanges = _by_nccl(events, place) if any(map(_is_nccl, events)) else _by_gloo(events, place)
+    muons = [(time, exchange) for time, exchange in exchanges if sends.holding(time) is not None]
     inside = list(_in_steps(muons, _Ranges(counted)))
     known = [exchange for exchange in inside if exchange.sent_bytes >= 0]
     return Trace(place[0], len(counted), known, _products(events, counted), len(inside) - len(known))
@@ -99,16 +99,16 @@ class _Ranges:
         return number if number >= 0 and time <= self._spans[number][1] else None
 
 
-def _in_steps(found: Iterable[tuple[float, Exchange]], steps: _Ranges) -> Iterator[Exchange]:
+def _in_steps(exchanges: Iterable[tuple[float, Exchange]], steps: _Ranges) -> Iterator[Exchange]:
     """Yield the exchanges that were started in a step. Their keys say in which one, and their number in their group."""
     counts: defaultdict[tuple, int] = defaultdict(int)
-    for time, exchange in found:
+    for time, exchange in exchanges:
         step = steps.holding(time)
         if step is None:
             continue
-        own = (*exchange.key, step)
-        yield exchange._replace(key=(*own, counts[own]))
-        counts[own] += 1
+        group = (*exchange.key, step)
+        yield exchange._replace(key=(*group, counts[group]))
+        counts[group] += 1
 
 
 def _products(events: Sequence[dict], steps: Sequence[tuple[float, float]]) -> list[Products]:
@@ -127,13 +127,13 @@ def _by_nccl(events: Sequence[dict], place: tuple[int, int]) -> Iterator[tuple[f
     for event in events:
         if event["name"] != "record_param_comms" or event["args"].get("External id") not in kernels:
             continue
-        own = kernels.pop(event["args"]["External id"])
-        said, (rank, world) = own[0]["args"], place
+        kernel_events = kernels.pop(event["args"]["External id"])
+        said, (rank, world) = kernel_events[0]["args"], place
         size, members = said["Group size"], _listed(said.get("Process Group Ranks", ""))
         position = members.index(rank) if rank in members else rank if size == world else None
         sent = _to_others(said["In msg nelems"], _listed(said.get("In split size", "")), position, size)
         key = "nccl", said.get("Process Group Name"), said.get("Process Group Ranks")
-        span = min(e["ts"] for e in own), max(e["ts"] + e["dur"] for e in own)
+        span = min(e["ts"] for e in kernel_events), max(e["ts"] + e["dur"] for e in kernel_events)
         yield event["ts"], Exchange(key, sent[0] * ITEMSIZES[said["dtype"]], sent[1], *span)
 
 

@@ -72,9 +72,9 @@ def _run_rank(rank: int, ranks: int, folder: Path, shared: Path) -> None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         store = dist.FileStore(str(shared / "store"), ranks)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-    found = trace_step(load_variant(folder))
+    step_trace = trace_step(load_variant(folder))
     if rank == 0:
-        (shared / "trace").write_bytes(pickle.dumps(found))
+        (shared / "trace").write_bytes(pickle.dumps(step_trace))
     if ranks > 1:
         dist.barrier()
         dist.destroy_process_group()
