@@ -169,11 +169,11 @@ def seed_of(item: pytest.Item) -> int:
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Interpreter | Gpu]:
     """Each place where kernels run, its device being the one on which tensors are made."""
-    found = Gpu() if request.param == "cuda" else Interpreter(tmp_path)
-    skip_without_triton(request.getfixturevalue("kernel"), found.device)
-    torch.set_default_device(found.device)
+    site = Gpu() if request.param == "cuda" else Interpreter(tmp_path)
+    skip_without_triton(request.getfixturevalue("kernel"), site.device)
+    torch.set_default_device(site.device)
     with shuffled_and_poisoned(request.node) if INTERPRETING else nullcontext():
-        yield found
+        yield site
     torch.set_default_device(None)
 
 
@@ -252,8 +252,8 @@ def run_laws(nodes: list[str], folder: Path) -> Path:
 
 def verdicts(folder: Path) -> dict[str, str]:
     """Return what was wrong with each law that came to its end, nothing where all was right."""
-    found = {node: verdict.message for node, verdict in read_log(folder / "log").items()}
+    messages = {node: verdict.message for node, verdict in read_log(folder / "log").items()}
     nodes = (folder / "arguments").read_text().splitlines()[2:]
-    if len(found) < len(nodes):
+    if len(messages) < len(nodes):
         print((folder / "said").read_text())
-    return found
+    return messages

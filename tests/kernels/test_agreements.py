@@ -119,13 +119,13 @@ def test_a_launch_takes_what_exactly_the_sharing_ranks_have_agreed_on(kernel, me
     """A rank shares matrices of one size with several sets of ranks, of which one has agreed."""
     tuned, file = kernel.kernels.gpu.tuned, kernel.kernels.speeds.measurement_file
     config = tuned.Config(128, 64, 8, 8, 4)
-    found = {"m": 64, "k": 96, **config._asdict(), "gain": 1.5}
+    measurement = {"m": 64, "k": 96, **config._asdict(), "gain": 1.5}
     need = file.Need("symmetric_gemm", "float16", 64, 96)
-    measurements.agree(kernel.kernels.speeds.machine.gpu_key("a GPU"), need, found, 0, (0, 1))
-    given = "a GPU", tuned.Target("cuda", 90), torch.float16, (64, 96), (True, True)
-    safe = tuned.safe_config(given[1], torch.float16, 64, True, True)
+    measurements.agree(kernel.kernels.speeds.machine.gpu_key("a GPU"), need, measurement, 0, (0, 1))
+    arguments = "a GPU", tuned.Target("cuda", 90), torch.float16, (64, 96), (True, True)
+    safe = tuned.safe_config(arguments[1], torch.float16, 64, True, True)
     assert safe != config
-    assert [tuned.chosen_config(*given, among) for among in ((0, 1), (), (0, 2))] == [config, safe, safe]
+    assert [tuned.chosen_config(*arguments, among) for among in ((0, 1), (), (0, 2))] == [config, safe, safe]
 
 
 def test_the_compiled_product_of_shared_matrices_is_one_that_their_ranks_have_agreed_on(
@@ -161,7 +161,7 @@ def test_a_size_that_torchs_product_has_won_stays_measured_whatever_of_ours_fail
 
 def test_products_of_shared_matrices_are_launched_among_their_ranks(kernel, monkeypatch):
     products, seen = kernel.kernels.products, []
-    monkeypatch.setattr(products, "symmetric_product", lambda A, *given, among, **options: seen.append(among) or A)
+    monkeypatch.setattr(products, "symmetric_product", lambda A, *arguments, among, **options: seen.append(among) or A)
     for among in ((0, 1), None):
         table, A = products.symmetric_table(among), torch.ones(1, 4, 4)
         assert table is products.symmetric_table(among)
@@ -174,7 +174,7 @@ def test_the_table_of_a_shared_size_is_that_of_its_ranks(kernel, monkeypatch):
     monkeypatch.setattr(
         products, "symmetric_choice", lambda *_: kernel.kernels.speeds.gains.Gain(1.5, "measured by rank 0")
     )
-    monkeypatch.setattr(products, "launches_hopper_gemm", lambda *given: asked.append(given[-1]))
+    monkeypatch.setattr(products, "launches_hopper_gemm", lambda *arguments: asked.append(arguments[-1]))
     shared = kernel.kernels.circumstances.Circumstances(among=(0, 1))
     table = products.select_products(torch.device("cuda", 0), torch.float16, 512, 2048, shared)
     assert (table.gram, table.commuting) == (

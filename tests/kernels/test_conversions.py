@@ -33,8 +33,8 @@ def all_numbers(dtype: torch.dtype) -> Tensor:
     return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).view(-1, COLUMNS)
 
 
-def assert_same_numbers(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+def assert_same_numbers(numbers: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(numbers, expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.kernels_ci

@@ -47,7 +47,7 @@ def test_matrices_may_be_far_apart(native, room, layout):
     shape, strides = LAYOUTS[layout]
     near = [random(*shape, seed=seed) for seed in range(3)]
     far = [room().as_strided(shape, strides).copy_(x) for x in near]
-    found = []
+    tensors = []
     for momentum, gradient, packed in (near, far):
         norms, seeds = torch.zeros(4, shape[0], dtype=torch.float64), torch.arange(shape[0])
         native.momentum_pack_([*momentum], [*gradient], packed, 0.9, True, norms=norms[0])
@@ -59,8 +59,8 @@ def test_matrices_may_be_far_apart(native, room, layout):
         native.frobenius_norm_(of_rows, packed)
         native.normalize_(quotients, packed, of_rows, 1e-7, 4.0)
         native.normalize_(packed, packed, of_rows, 1e-7, 4.0)
-        found.append((momentum, gradient, packed, norms, of_rows, quotients))
-    assert all(map(torch.equal, *found))
+        tensors.append((momentum, gradient, packed, norms, of_rows, quotients))
+    assert all(map(torch.equal, *tensors))
 
 
 def test_parts_of_a_buffer_may_be_far_apart(native, room):

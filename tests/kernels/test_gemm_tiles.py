@@ -27,10 +27,10 @@ def tile_configuration(native):
 @pytest.mark.parametrize("palette", [0, 1])
 def test_the_tiles_of_a_thread_stay_as_they_were_configured(native, tile_configuration, palette):
     load, store = tile_configuration
-    given, found = bytearray(64), ctypes.create_string_buffer(64)
-    given[0], given[16], given[48] = palette, 48 * palette, 5 * palette  # one tile of 5 rows of 48 bytes, or none
+    config, buffer = bytearray(64), ctypes.create_string_buffer(64)
+    config[0], config[16], config[48] = palette, 48 * palette, 5 * palette  # one tile of 5 rows of 48 bytes, or none
     X = Kind(BFLOAT16, "amx", BFLOAT16).random(3, 100, 100)
-    load(bytes(given))
+    load(bytes(config))
     native.gemm_(torch.empty_like(X), X, X, None, 1.0, 0.0, False, "amx")
-    store(ctypes.cast(found, ctypes.c_char_p))
-    assert found.raw == given
+    store(ctypes.cast(buffer, ctypes.c_char_p))
+    assert buffer.raw == config

@@ -17,8 +17,8 @@ class Operation:
     def __init__(self):
         self.calls = []
 
-    def __call__(self, *given):
-        self.calls.append(given)
+    def __call__(self, *arguments):
+        self.calls.append(arguments)
 
 
 @pytest.fixture
@@ -50,8 +50,8 @@ def test_it_is_launched_where_it_was_measured_to_be_fastest(package, number):
         for alpha in (2.0, 3.0):  # the second one is prepared
             package["launch_cache"].launch(A, A, A, C, alpha, 0.5, 0.25)
             package["launch_cache"].launch(A, A, None, C, alpha, 0.5, 0.25)
-    given = [(call[3] is not None, *call[4:]) for call in package["calls"]]
-    assert given == [(D, alpha, 0.5, 0.25, config.sections) for alpha in (2.0, 3.0) for D in (True, False)]
+    options = [(call[3] is not None, *call[4:]) for call in package["calls"]]
+    assert options == [(D, alpha, 0.5, 0.25, config.sections) for alpha in (2.0, 3.0) for D in (True, False)]
     assert all(call[0] is C and call[1] is A for call in package["calls"]) and len(package["launch_cache"]._STARTS) == 2
 
 

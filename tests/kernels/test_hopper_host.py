@@ -97,9 +97,9 @@ def test_launches_describe_each_matrix_once_where_it_is(host, problem, order, dt
         assert launch.scalars == (0.5, 2.0, 3.0)
         assert launch.addend == (D[piece].data_ptr(), stride_of(D, 0), stride_of(D, 1))
         for name, x, kind in ("A", A, OPERAND_TYPE), ("B", B, OPERAND_TYPE), ("C", C, RESULT_TYPES[dtype]):
-            found = launch.maps[name]
-            assert known(found) == described(x[piece], kind, found.box)
-            assert found.box[0] * x.element_size() == 128  # what is swizzled
+            tensor_map = launch.maps[name]
+            assert known(tensor_map) == described(x[piece], kind, tensor_map.box)
+            assert tensor_map.box[0] * x.element_size() == 128  # what is swizzled
         assert launch.maps["C"].box == (64, 64, 1)
         # A block loads its tile of A, and half of that of B, which comes from both blocks of its cluster.
         of_a, of_b = (boxed(launch.maps[name], SQUARE // 2, DEPTH) for name in "AB")

@@ -34,17 +34,17 @@ def symmetric(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 
 def squares(count: int, m: int, k: int = 64) -> torch.Tensor:
     """Return (matrix, row, column) of each square of a call that is not split, in the order of the kernel."""
-    found = hopper_model.sections(count, m, k, into=1)
-    assert (found[:, 3:6] == torch.tensor([0, 1, 0])).all()  # each is one section
-    assert (found[:, 6] == 0).all() and (found[:, 7] == -(-k // 64)).all()
-    return found[:, :3]
+    rows = hopper_model.sections(count, m, k, into=1)
+    assert (rows[:, 3:6] == torch.tensor([0, 1, 0])).all()  # each is one section
+    assert (rows[:, 6] == 0).all() and (rows[:, 7] == -(-k // 64)).all()
+    return rows[:, :3]
 
 
 @pytest.mark.parametrize("side", range(1, 41))
 def test_each_square_on_and_below_the_diagonal_is_computed_once(side):
-    found = squares(2, side * SQUARE).tolist()
+    positions = squares(2, side * SQUARE).tolist()
     wanted = [[n, i, j] for n in range(2) for i in range(side) for j in range(i + 1)]
-    assert sorted(found) == wanted
+    assert sorted(positions) == wanted
 
 
 @pytest.mark.parametrize("m", [SQUARE * 300, SQUARE * 1000])
@@ -85,12 +85,12 @@ def test_squares_at_work_together_share_panels(side):
 @pytest.mark.parametrize("k, into", [(8, 5), (2048, 3), (2056, 8), (16384, 5)])
 def test_sections_of_a_square_are_its_tiles_in_their_order(kernel, side, k, into):
     """The squares and their order stay. Those that are cut are the last ones, too few for all clusters."""
-    found, tiles = hopper_model.sections(2, side * SQUARE, k, into), -(-k // 64)
+    rows, tiles = hopper_model.sections(2, side * SQUARE, k, into), -(-k // 64)
     last, into = side * (side + 1) // 2 % AT_ONCE, min(into, tiles)
     assert kernel.kernels.gpu.hopper_gemm.cuts(side * SQUARE) is (last > 0)
-    assert torch.equal(found[found[:, 3] == 0][:, :3], squares(2, side * SQUARE))
+    assert torch.equal(rows[rows[:, 3] == 0][:, :3], squares(2, side * SQUARE))
     numbers, same, behind = [], None, 0
-    for *square, section, sections, number, first, count in found.tolist():
+    for *square, section, sections, number, first, count in rows.tolist():
         if section == 0:
             same, behind = square, 0
         assert square == same and first == behind and count > 0
@@ -99,7 +99,7 @@ def test_sections_of_a_square_are_its_tiles_in_their_order(kernel, side, k, into
             assert behind == tiles
             numbers += [number] if sections > 1 else []
     assert numbers == list(range(2 * last if into > 1 else 0))
-    of_matrix = found[: len(found) // 2, 4].tolist()
+    of_matrix = rows[: len(rows) // 2, 4].tolist()
     assert of_matrix == [1] * (side * (side + 1) // 2 - last) + [into] * last * into
 
 

@@ -28,9 +28,9 @@ class Started:
     def __init__(self, source, metadata):
         self.kernel = source.hash(), metadata.num_warps, metadata.num_stages
 
-    def __call__(self, *given):
+    def __call__(self, *arguments):
         """Take what Triton's launchers do: three sizes of the grid, a stream, five that are the kernel's, arguments."""
-        self.log.append((self.kernel, given[:3], given[3], tuple(map(shown, given[9:]))))
+        self.log.append((self.kernel, arguments[:3], arguments[3], tuple(map(shown, arguments[9:]))))
 
 
 class Driver(compiled.AbsentGPU):
@@ -120,8 +120,8 @@ def test_all_that_a_kernel_is_compiled_for_is_told_apart(launch_cache):
             launch_cache._geometry(A, B, None, C) for A, B in of_two
         ]
 
-    found = geometries()
-    assert len(set(found)) == len(found) and geometries() == found
+    keys = geometries()
+    assert len(set(keys)) == len(keys) and geometries() == keys
 
 
 def test_measurements_count_from_the_next_launch_on(launch_cache, monkeypatch):
@@ -199,12 +199,12 @@ def test_a_product_is_launched_on_the_gpu_of_its_operands(kernel, monkeypatch, c
     """As its ranks have agreed, and into the tensor that is given."""
     cache, launched, entered = kernel.kernels.gpu.launch_cache, [], []
     monkeypatch.setattr(cache, "can_launch_on", lambda A: True)
-    monkeypatch.setattr(cache, "launch", lambda *given: launched.append((len(entered), *given)))
+    monkeypatch.setattr(cache, "launch", lambda *arguments: launched.append((len(entered), *arguments)))
     monkeypatch.setattr(Tensor, "get_device", lambda self: 1)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
     monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or nullcontext())
     X, out = torch.empty(2, 5, 7), torch.empty(2, 5, 5)
     assert cache.symmetric_product(X, X.mT, None, *ABC[:2], out, ABC[2], among=(0, 3)) is out
     assert cache.symmetric_product(X, X.mT).shape == out.shape
-    ((inside, *given), _) = launched
-    assert inside == (current != 1) and given[3] is out and given[4:] == [*ABC, (0, 3)]
+    ((inside, *arguments), _) = launched
+    assert inside == (current != 1) and arguments[3] is out and arguments[4:] == [*ABC, (0, 3)]

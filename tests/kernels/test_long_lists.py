@@ -41,8 +41,8 @@ def test_long_list_packs_each_matrix_by_the_formula(native, device, numbers):
     before, active = [m.clone() for m in momentum], torch.arange(COUNT) % 3 != 1
     offsets, size = scattered_offsets()
     packed, outside = torch.full((size,), 3.0, dtype=torch.float16), torch.ones(size, dtype=torch.bool)
-    given = active.to("cpu" if numbers == "cpu" else device)
-    native.momentum_pack_(momentum, gradient, packed, 0.95, True, offsets=offsets, active=given)
+    mask = active.to("cpu" if numbers == "cpu" else device)
+    native.momentum_pack_(momentum, gradient, packed, 0.95, True, offsets=offsets, active=mask)
     for i, (m, g) in enumerate(zip(before, gradient)):
         part = slice(offsets[i], offsets[i] + m.numel())
         exact = oracles.momentum_pack(m, g, 0.95, True) if active[i] else (m.double(), torch.zeros_like(m).double())
@@ -65,10 +65,10 @@ def test_long_list_descends_each_parameter_by_own_numbers(native, device, number
         flat[offset : offset + u.numel()] = u.flatten()
     rates = torch.rand(3, COUNT, generator=torch.Generator().manual_seed(2), device="cpu", dtype=torch.float64)
     active, seeds = torch.arange(COUNT) % 3 != 1, torch.arange(COUNT) ** 2
-    own = [x.to("cpu" if numbers == "cpu" else device) for x in (*rates, active, seeds)]
-    native.descend_(parameter, flat, *own[:3], offsets=offsets, active=own[3], seeds=own[4])
+    all_numbers = [x.to("cpu" if numbers == "cpu" else device) for x in (*rates, active, seeds)]
+    native.descend_(parameter, flat, *all_numbers[:3], offsets=offsets, active=all_numbers[3], seeds=all_numbers[4])
     for i in range(COUNT):
-        numbers_of_one = [x[i : i + 1] for x in own]
+        numbers_of_one = [x[i : i + 1] for x in all_numbers]
         native.descend_([alone[i]], update[i][None], *numbers_of_one[:3], seeds=numbers_of_one[4])
         exact = oracles.descend(before[i], update[i], *rates[:, i].tolist())
         computing = 4 * oracles.unit_roundoff(torch.float32) * (before[i].double().abs() + update[i].double().abs())
@@ -91,9 +91,9 @@ def test_every_device_gives_the_bits_of_the_cpu(native, device, stored, packed_a
     seeds = {} if stored.itemsize > 2 else {"seeds": torch.arange(3, device="cpu")}
     results = []
     for place in ("cpu", device):
-        kept, given = ([x.clone().to(place) for x in group] for group in (momentum, gradient))
+        kept, gradients = ([x.clone().to(place) for x in group] for group in (momentum, gradient))
         packed = torch.full((sum(sizes),), torch.nan, dtype=packed_as, device=place)
-        native.momentum_pack_(kept, given, packed, 0.95, True, offsets=offsets)
+        native.momentum_pack_(kept, gradients, packed, 0.95, True, offsets=offsets)
         stepped = [x.clone() for x in kept]
         native.descend_(stepped, packed, *numbers, 2, offsets=offsets, **seeds)
         results.append([x.cpu() for x in (*kept, packed, *stepped)])

@@ -34,8 +34,8 @@ def number(device: torch.device | int) -> int:
 
 def test_a_gpu_is_described_by_its_name(machine, monkeypatch):
     """Measurements that ship are for capabilities and multiprocessors, of which AMD's have other meanings."""
-    found = [machine.multiprocessors(name) for name in (*GPUS, "NVIDIA C")]
-    assert found == [(86, 84), (90, 132), None]
+    descriptions = [machine.multiprocessors(name) for name in (*GPUS, "NVIDIA C")]
+    assert descriptions == [(86, 84), (90, 132), None]
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert machine.multiprocessors("NVIDIA A") is None
 

@@ -63,7 +63,7 @@ def table(file, size: int):
 def sizes(file, key) -> list[int]:
     """The sizes of the entries. Nothing else is in the folder: no lock, and nothing half written."""
     (path,) = file.cache_folder().iterdir()
-    return [found["m"] for found in json.loads(path.read_text())["measured"][KERNEL][DTYPE]]
+    return [entry["m"] for entry in json.loads(path.read_text())["measured"][KERNEL][DTYPE]]
 
 
 def left_behind(lock: Path) -> None:
@@ -142,8 +142,8 @@ def test_nobody_waits_twice_for_a_lock_that_others_hold(measurements, file, key,
     with pytest.warns(RuntimeWarning, match="this process only: others held the lock"):
         for m in (8, 16, 24):
             measurements.keep(key, table(file, m))
-    found = measurements.measured_here(key, file.Need(KERNEL, DTYPE, 24, 24))
-    assert len(waited) == 1 and found.source == "measured here"
+    measurement = measurements.measured_here(key, file.Need(KERNEL, DTYPE, 24, 24))
+    assert len(waited) == 1 and measurement.source == "measured here"
 
 
 def test_the_new_lock_of_another_process_is_not_broken(file, key, lock, monkeypatch):

@@ -34,13 +34,13 @@ def entry(m: int, k: int, products: str = "SINGLE") -> dict:
 
 
 def table(file, *entries: dict, failed: dict | None = None):
-    measured = {file.Need(KERNEL, DTYPE, found["m"], found["k"]): found for found in entries}
+    measured = {file.Need(KERNEL, DTYPE, measurement["m"], measurement["k"]): measurement for measurement in entries}
     return file.Table(measured, {(KERNEL, DTYPE): failed} if failed else {})
 
 
 def known(measurements, file, key, m: int, k: int, among=None):
-    found = measurements.measured_here(key, file.Need(KERNEL, DTYPE, m, k), among)
-    return None if found is None else (found.entry["products"], found.source)
+    measurement = measurements.measured_here(key, file.Need(KERNEL, DTYPE, m, k), among)
+    return None if measurement is None else (measurement.entry["products"], measurement.source)
 
 
 def test_what_was_kept_is_read_by_the_next_process(measurements, file, key):
@@ -166,7 +166,7 @@ def test_two_processes_lose_nothing_of_each_others(kernel, measurements, file):
     for writer in writers:
         writer.join()
     (path,) = Path(os.environ["XDG_CACHE_HOME"]).glob("optimizer/*")  # no lock, and nothing half written
-    sizes = [found["m"] for found in json.loads(path.read_text())["measured"][KERNEL][DTYPE]]
+    sizes = [measurement["m"] for measurement in json.loads(path.read_text())["measured"][KERNEL][DTYPE]]
     assert [writer.exitcode for writer in writers] == [0, 0] and sizes == list(range(1, 2 * count + 1))
 
 

@@ -30,17 +30,17 @@ def arguments(**others) -> dict:
     return {**good, **others}
 
 
-def assert_refuses(op, given: dict, to_buffer: bool, message: str) -> None:
-    before = {name: value.clone() for name, value in given.items()}
+def assert_refuses(op, keywords: dict, to_buffer: bool, message: str) -> None:
+    before = {name: value.clone() for name, value in keywords.items()}
     with pytest.raises(RuntimeError, match=message):
-        op(**given, to_buffer=to_buffer)
-    assert all(torch.equal(given[name], value) for name, value in before.items())
+        op(**keywords, to_buffer=to_buffer)
+    assert all(torch.equal(keywords[name], value) for name, value in before.items())
 
 
 def test_a_block_may_end_with_both(move_blocks_):
-    given = arguments()
-    move_blocks_(**given, to_buffer=True)
-    assert given["buffer"].sum() == 12 and given["buffer"][-1] == 1
+    keywords = arguments()
+    move_blocks_(**keywords, to_buffer=True)
+    assert keywords["buffer"].sum() == 12 and keywords["buffer"][-1] == 1
 
 
 BEYOND_MATRICES = {
@@ -72,23 +72,23 @@ BEYOND_BUFFER = {
 @DIRECTIONS
 @pytest.mark.parametrize("case", BEYOND_MATRICES)
 def test_blocks_beyond_the_matrices_raise_and_nothing_is_written(move_blocks_, case, to_buffer):
-    given = arguments(blocks=table(row(), row(**BEYOND_MATRICES[case])))
-    assert_refuses(move_blocks_, given, to_buffer, r"blocks\[1\] = .* is not within matrices of shape \(3, 4, 4\)")
+    keywords = arguments(blocks=table(row(), row(**BEYOND_MATRICES[case])))
+    assert_refuses(move_blocks_, keywords, to_buffer, r"blocks\[1\] = .* is not within matrices of shape \(3, 4, 4\)")
 
 
 @DIRECTIONS
 @pytest.mark.parametrize("case", BEYOND_BUFFER)
 def test_blocks_beyond_the_buffer_raise_and_nothing_is_written(move_blocks_, case, to_buffer):
-    given = arguments(blocks=table(row(), row(**BEYOND_BUFFER[case])))
-    assert_refuses(move_blocks_, given, to_buffer, r"blocks\[1\] = .* is not within a buffer of 22 elements")
+    keywords = arguments(blocks=table(row(), row(**BEYOND_BUFFER[case])))
+    assert_refuses(move_blocks_, keywords, to_buffer, r"blocks\[1\] = .* is not within a buffer of 22 elements")
 
 
 @DIRECTIONS
 @pytest.mark.parametrize("field", FIELDS)
 def test_negative_fields_raise_and_nothing_is_written(move_blocks_, field, to_buffer):
     for number in -1, -HUGE - 1:
-        given = arguments(blocks=table(row(), row(**{field: number})))
-        assert_refuses(move_blocks_, given, to_buffer, r"blocks\[1\] = .* must not be negative")
+        keywords = arguments(blocks=table(row(), row(**{field: number})))
+        assert_refuses(move_blocks_, keywords, to_buffer, r"blocks\[1\] = .* must not be negative")
 
 
 def bad_arguments() -> dict:
@@ -122,9 +122,9 @@ def test_an_endless_size_raises(move_blocks_):
 def test_more_tiles_than_a_launch_can_have_raise(move_blocks_):
     """Of two blocks each has as many as that alone."""
     many = row(count=2**31 - 1, position=0, top=0, left=0, rows=1, cols=1, offset=0, step=0, row_step=0)
-    given = arguments(matrices=torch.ones(1).expand(2**31 - 1, 1, 1), blocks=table(many, many))
+    keywords = arguments(matrices=torch.ones(1).expand(2**31 - 1, 1, 1), blocks=table(many, many))
     with pytest.raises(RuntimeError, match=r"blocks\[1\] and those before it are more than one call can have"):
-        move_blocks_(**given, to_buffer=True)
+        move_blocks_(**keywords, to_buffer=True)
 
 
 def test_what_is_written_overlaps_nothing(move_blocks_):
@@ -151,16 +151,16 @@ def test_tensors_on_two_devices_raise(move_blocks_, device):
         pytest.skip("there is one device")
     for bad in {"buffer": torch.zeros(22, device="cpu")}, {"matrices": torch.ones(3, 4, 4, device="cpu")}:
         assert_refuses(move_blocks_, arguments(**bad), True, "matrices must be on")
-    given = arguments(blocks=table(row(), device=device))
-    assert_refuses(move_blocks_, given, True, "blocks must be Long on the CPU, got Long on device")
+    keywords = arguments(blocks=table(row(), device=device))
+    assert_refuses(move_blocks_, keywords, True, "blocks must be Long on the CPU, got Long on device")
 
 
 @DIRECTIONS
 def test_the_operation_keeps_torchs_rules_for_operators(move_blocks_, to_buffer):
     """Schema, fake kernel and tracing under dynamic shapes; there is no gradient to register."""
     utilities = "test_schema", "test_faketensor", "test_aot_dispatch_dynamic"
-    given = {**arguments(), "to_buffer": to_buffer}
-    torch.library.opcheck(move_blocks_.default, (), given, test_utils=utilities)
+    keywords = {**arguments(), "to_buffer": to_buffer}
+    torch.library.opcheck(move_blocks_.default, (), keywords, test_utils=utilities)
 
 
 def test_a_compiled_move_is_the_eager_one(move_blocks_):
@@ -172,6 +172,6 @@ def test_a_compiled_move_is_the_eager_one(move_blocks_):
 
     results = []
     for run in there_and_back, torch.compile(there_and_back, fullgraph=True, backend="aot_eager"):
-        given = arguments()
-        results.append([run(**given), *given.values()])
+        keywords = arguments()
+        results.append([run(**keywords), *keywords.values()])
     assert all(torch.equal(a, b) for a, b in zip(*results))

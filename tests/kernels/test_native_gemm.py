@@ -189,9 +189,9 @@ def test_nothing_beyond_the_operands_is_multiplied(gemm, beyond, kind):
     A[:, :33, :35], B[:, :35, :40] = kind.random(1, 33, 35), kind.random(1, 35, 40, seed=1)
     transposed = A.mT.contiguous().mT, B.mT.contiguous().mT
     for left, right in (A, B), transposed:
-        given = left[:, :33, :35], right[:, :35, :40]
-        assert torch.equal(gemm(*given), gemm(*(x.contiguous() for x in given)))
-        assert gemm(*given).isfinite().all()
+        operands = left[:, :33, :35], right[:, :35, :40]
+        assert torch.equal(gemm(*operands), gemm(*(x.contiguous() for x in operands)))
+        assert gemm(*operands).isfinite().all()
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -219,10 +219,10 @@ def test_torchs_products_before_and_after_ours_keep_their_bits(gemm, kind):
     ours = [gemm(a[None], b[None]) for a, b in pairs]
     large = kind.random(2, 300, 300)
     for _ in range(3):
-        for (a, b), expected, own in zip(pairs, alone, ours):
+        for (a, b), expected, product in zip(pairs, alone, ours):
             gemm(large, large)
             assert torch.equal(torch.mm(a, b), expected)
-            assert torch.equal(gemm(a[None], b[None]), own)
+            assert torch.equal(gemm(a[None], b[None]), product)
             assert torch.equal(torch.mm(a, b), expected)
 
 

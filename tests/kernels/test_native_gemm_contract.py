@@ -26,10 +26,10 @@ def test_other_dtypes_have_no_instructions(native):
 
 
 def arguments(**changes) -> dict:
-    given = {"C": torch.ones(2, 3, 4), "A": torch.ones(2, 3, 5), "B": torch.ones(2, 5, 4), "D": None}
-    given = {name: x if x is None else x.bfloat16() for name, x in given.items()}
+    operands = {"C": torch.ones(2, 3, 4), "A": torch.ones(2, 3, 5), "B": torch.ones(2, 5, 4), "D": None}
+    operands = {name: x if x is None else x.bfloat16() for name, x in operands.items()}
     numbers = {"alpha": 1.0, "beta": 0.0, "symmetric": False, "instructions": "portable"}
-    return given | numbers | changes
+    return operands | numbers | changes
 
 
 ONES = torch.ones(400).bfloat16()
@@ -73,11 +73,11 @@ def test_operands_of_two_dtypes_are_refused(native):
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("message", BAD)
 def test_bad_arguments_raise_and_nothing_is_written(native, message):
-    given = arguments(**BAD[message])
-    before = given["C"].clone()
+    keywords = arguments(**BAD[message])
+    before = keywords["C"].clone()
     with pytest.raises(RuntimeError, match=message):
-        native.gemm_(**given)
-    assert torch.equal(given["C"], before)
+        native.gemm_(**keywords)
+    assert torch.equal(keywords["C"], before)
 
 
 @pytest.mark.parametrize("name", SHARING)

@@ -157,9 +157,9 @@ def test_gradients_are_untouched(pack_):
 @pytest.mark.parametrize("scale", [torch.tensor(1024.0), scalar(1024), scalar(1)], ids=["float32", "float64", "one"])
 def test_gradients_are_unscaled_and_negated_to_maximize(pack_, scale):
     gradient, results = random(SHAPE, torch.float32, 1), []
-    for given, options in (gradient, {"maximize": True, "grad_scale": scale}), (-gradient / scale.item(), {}):
+    for grad, options in (gradient, {"maximize": True, "grad_scale": scale}), (-gradient / scale.item(), {}):
         momentum, packed = random(SHAPE, torch.float32, 0), torch.zeros(1, *SHAPE)
-        pack_([momentum], [given], packed, 0.9, True, **options)
+        pack_([momentum], [grad], packed, 0.9, True, **options)
         results.append((momentum, packed))
     assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
 
@@ -178,13 +178,13 @@ def test_inactive_matrices_keep_their_values_and_pack_zeros(pack_, descend_):
 
 
 def test_nothing_moves_after_an_infinite_gradient(pack_, descend_):
-    for found, moves in (1.0, False), (2.0, False), (torch.nan, False), (0.0, True):
+    for flag, moves in (1.0, False), (2.0, False), (torch.nan, False), (0.0, True):
         momentum, gradient = random(SHAPE, torch.float32, 0), random(SHAPE, torch.float32, 1)
         before, packed = momentum.clone(), torch.full((1, *SHAPE), torch.nan)
-        pack_([momentum], [gradient], packed, 0.9, True, found_inf=torch.tensor(found))
+        pack_([momentum], [gradient], packed, 0.9, True, found_inf=torch.tensor(flag))
         assert torch.equal(momentum, before) != moves and (packed == 0).all() != moves
         before = momentum.clone()
-        descend(descend_, [momentum], gradient[None], found_inf=torch.tensor([found]))
+        descend(descend_, [momentum], gradient[None], found_inf=torch.tensor([flag]))
         assert torch.equal(momentum, before) != moves
 
 

@@ -10,15 +10,15 @@ COEFFICIENTS = [4.0848, -6.8946, 2.927, 3.9505, -6.3029, 2.6377, 0.0, -1.5, 0.5]
 
 
 def arguments(**changes) -> dict:
-    given = {"X": torch.ones(2, 3, 4), "A": torch.ones(2, 3, 3), "B": torch.ones(2, 3, 3)}
-    given = {name: x.bfloat16() for name, x in given.items()}
-    return {**given, "coefficients": COEFFICIENTS, "alone": True, "instructions": "portable", **changes}
+    matrices = {"X": torch.ones(2, 3, 4), "A": torch.ones(2, 3, 3), "B": torch.ones(2, 3, 3)}
+    matrices = {name: x.bfloat16() for name, x in matrices.items()}
+    return {**matrices, "coefficients": COEFFICIENTS, "alone": True, "instructions": "portable", **changes}
 
 
 def gram_arguments(**changes) -> dict:
-    given = {"X": torch.ones(2, 3, 4).bfloat16(), **{name: torch.ones(2, 3, 3) for name in "RHQT"}}
-    given |= {"coefficients": COEFFICIENTS, "windows": [1, 2], "alone": True}
-    return {**given, "instructions": "portable", "square_instructions": "portable", **changes}
+    keywords = {"X": torch.ones(2, 3, 4).bfloat16(), **{name: torch.ones(2, 3, 3) for name in "RHQT"}}
+    keywords |= {"coefficients": COEFFICIENTS, "windows": [1, 2], "alone": True}
+    return {**keywords, "instructions": "portable", "square_instructions": "portable", **changes}
 
 
 ONES = torch.ones(100).bfloat16()
@@ -67,15 +67,15 @@ def test_bad_arguments_of_the_gram_iteration_raise_and_nothing_is_written(native
     refuses(native.gram_newton_schulz_, gram_arguments(**BAD_GRAMS[message]), message)
 
 
-def refuses(operation, given: dict, message: str) -> None:
-    tensors = [value for value in given.values() if isinstance(value, Tensor)]
+def refuses(operation, keywords: dict, message: str) -> None:
+    tensors = [value for value in keywords.values() if isinstance(value, Tensor)]
     before = [x.clone() for x in tensors]
     with pytest.raises(RuntimeError, match=message):
-        operation(**given)
+        operation(**keywords)
     assert all(map(torch.equal, tensors, before))
 
 
-@pytest.mark.parametrize("name, given", [("newton_schulz_", arguments()), ("gram_newton_schulz_", gram_arguments())])
-def test_the_operations_keep_torchs_rules_for_operators(native, name, given):
+@pytest.mark.parametrize("name, keywords", [("newton_schulz_", arguments()), ("gram_newton_schulz_", gram_arguments())])
+def test_the_operations_keep_torchs_rules_for_operators(native, name, keywords):
     utilities = "test_schema", "test_faketensor", "test_aot_dispatch_dynamic"
-    torch.library.opcheck(getattr(native, name).default, (), given, test_utils=utilities)
+    torch.library.opcheck(getattr(native, name).default, (), keywords, test_utils=utilities)

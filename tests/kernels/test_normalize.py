@@ -97,9 +97,9 @@ def test_a_row_has_the_bits_of_a_matrix_of_one_row(normalized, shape, dtype):
 def test_a_result_may_replace_what_is_divided(normalized, native, shape, rows, dtype):
     X = random(shape, dtype)
     norms, expected = normalized(X, dtype, rows=rows)
-    for given in laid_out(X.clone()):
-        native.normalize_(given, given, norms, EPS, SCALE)
-        assert torch.equal(given, expected)
+    for dividend in laid_out(X.clone()):
+        native.normalize_(dividend, dividend, norms, EPS, SCALE)
+        assert torch.equal(dividend, expected)
 
 
 @pytest.mark.parametrize("shape", [(3, 70, 130), (3, 72, 136), (2, 1, 5000), (2, 5000, 1), (2, 0, 3)], ids=str)
@@ -107,9 +107,9 @@ def test_the_order_of_rows_and_columns_changes_no_bit(native, shape):
     X = random(shape, torch.float32)
     norms = torch.linspace(0.5, 2, shape[0], dtype=torch.float64)
     expected = torch.stack([x * (SCALE / norm).float() for x, norm in zip(X, norms)]).to(torch.bfloat16)
-    for given, out in itertools.product((X, X.mT.contiguous().mT), (expected, expected.mT.contiguous().mT)):
+    for dividend, out in itertools.product((X, X.mT.contiguous().mT), (expected, expected.mT.contiguous().mT)):
         out = torch.empty_like(out).fill_(torch.nan)
-        native.normalize_(out, given, norms, EPS, SCALE)
+        native.normalize_(out, dividend, norms, EPS, SCALE)
         assert torch.equal(out, expected)
 
 
@@ -191,9 +191,9 @@ BAD = {
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("message", BAD)
 def test_bad_arguments_raise_and_nothing_is_written(native, message):
-    out, given, norms, eps = BAD[message]
+    out, dividend, norms, eps = BAD[message]
     with pytest.raises(RuntimeError, match=message):
-        native.normalize_(out, given, norms, eps, SCALE)
+        native.normalize_(out, dividend, norms, eps, SCALE)
     assert (out == 1).all()
 
 

@@ -40,7 +40,7 @@ def refused_calls() -> dict[str, tuple[str, dict]]:
     ]
     named = (dict(zip(("out", "X", "norms", "eps"), bad)) for bad in norms.BAD.values())
     calls += [("normalize_", {**bad, "scale": 1.0}) for bad in named]
-    return {f"{i}-{name}": (name, given) for i, (name, given) in enumerate(calls)}
+    return {f"{i}-{name}": (name, arguments) for i, (name, arguments) in enumerate(calls)}
 
 
 def _with_portable(bad: dict[str, dict]) -> list[dict]:
@@ -51,20 +51,20 @@ def _with_portable(bad: dict[str, dict]) -> list[dict]:
 CALLS = refused_calls()
 
 
-def refusal(operation, given: dict) -> str:
+def refusal(operation, arguments: dict) -> str:
     """Return what an operation says as it refuses; a compiled one adds where in the source that is."""
-    before = passes.snapshot(given)
+    before = passes.snapshot(arguments)
     with pytest.raises(RuntimeError) as refused:
-        operation(**given)
-    assert all(map(torch.equal, passes.snapshot(given), before))
+        operation(**arguments)
+    assert all(map(torch.equal, passes.snapshot(arguments), before))
     return str(refused.value)
 
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("call", CALLS)
 def test_what_the_compiled_operations_refuse_is_refused_in_the_same_words(both, call):
-    name, given = CALLS[call]
-    compiled, portable = (refusal(getattr(native, name), given) for native in both)
+    name, arguments = CALLS[call]
+    compiled, portable = (refusal(getattr(native, name), arguments) for native in both)
     assert portable and portable in compiled
 
 

@@ -126,15 +126,15 @@ def test_each_product_of_squares_gets_full_waves_or_rounds(kernel, predictions, 
 
 def test_squares_of_float32_take_twice_the_cache(kernel, predictions, monkeypatch):
     """In the method `gram_float32`, too, whose long matrices take half of that."""
-    device, size, found = torch.device("cuda", 0), (256, 1024), {}
+    device, size, counts = torch.device("cuda", 0), (256, 1024), {}
     for method in ("standard", "gram_float32"):
         schedule = kernel.schedules.resolve_schedule("original", 5)
         iteration = kernel.iteration.choose_iteration(device, torch.float16, size, schedule, method)
         for cache in (2**25, 2**26):
             gpu = predictions.Gpu(*H100[:2], cache)
             monkeypatch.setattr(kernel.polar.packing, "gpu_of", lambda device, gpu=gpu: gpu)
-            found[method, cache] = kernel.polar.packing.matrices_together(device, size, iteration)
-    assert found["gram_float32", 2**26] == found["standard", 2**25] > found["gram_float32", 2**25]
+            counts[method, cache] = kernel.polar.packing.matrices_together(device, size, iteration)
+    assert counts["gram_float32", 2**26] == counts["standard", 2**25] > counts["gram_float32", 2**25]
 
 
 def test_at_least_one_matrix_is_worked_on(predictions, h100):

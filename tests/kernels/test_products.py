@@ -58,10 +58,10 @@ def test_products_of_whole_numbers_are_exact(case, elsewhere):
     A, B, X = torch.eye(48) + neighbours, 2 * neighbours, normal(48, 80).sign()
     a, b, x = (each.expand(2, -1, -1).to(dtype).contiguous()[slice(None) if table.batched else 0] for each in (A, B, X))
     outs = [torch.full_like(a, torch.nan) if elsewhere else None for _ in range(2)]
-    found = table.gram(x, outs[0]), table.commuting(a, b, outs[1]), table.conjugated(a, b)
-    for product, exact in zip(found, (X @ X.mT, A @ B, A @ B @ A)):
+    integer_products = table.gram(x, outs[0]), table.commuting(a, b, outs[1]), table.conjugated(a, b)
+    for product, exact in zip(integer_products, (X @ X.mT, A @ B, A @ B @ A)):
         assert product.dtype == dtype and (product == exact).all()
-    assert all(out is None or out.data_ptr() == product.data_ptr() for out, product in zip(outs, found))
+    assert all(out is None or out.data_ptr() == product.data_ptr() for out, product in zip(outs, integer_products))
 
 
 def test_a_diagonal_is_added_in_place(kernel):
@@ -207,8 +207,8 @@ def test_what_was_measured_for_float32_squares_counts_for_no_other_method(kernel
     monkeypatch.setattr(native, "is_faster", lambda dtype: False)
     key, entry = kernel.kernels.speeds.machine.key_of(CPU), {"m": 96, "k": 128, "products": "NATIVE_GRAM"}
     measurements.keep(key, file.Table({file.Need("cpu_products", "bfloat16", 96, 128): entry}, {}))
-    found = {of: products.select_products(CPU, bfloat16, 96, 128, method=of) for of in ("auto", "standard", "gram")}
-    assert {of: table.float32_squares for of, table in found.items()} == {
+    choices = {of: products.select_products(CPU, bfloat16, 96, 128, method=of) for of in ("auto", "standard", "gram")}
+    assert {of: table.float32_squares for of, table in choices.items()} == {
         "auto": True,
         "standard": False,
         "gram": False,

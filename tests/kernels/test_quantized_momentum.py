@@ -147,10 +147,10 @@ def test_strides_do_not_change_a_bit(pack_, shape, along):
     turned = (lambda x: x.mT) if along == "columns" else (lambda x: x)
     for layouts in alike_and_pairwise([*LAYOUTS.values()], 4):
         values = codes, scale, gradient, torch.zeros(shape, dtype=torch.float16)
-        given = [layout(x) for layout, x in zip(layouts, values)]
-        momentum, scales, its_gradient, packed = map(turned, given)
+        tensors = [layout(x) for layout, x in zip(layouts, values)]
+        momentum, scales, its_gradient, packed = map(turned, tensors)
         pack_([momentum], [its_gradient], packed[None], BETA, True, momentum_scale=[scales])
-        assert all(torch.equal(given[i], wanted[i]) for i in (0, 1)) and torch.equal(given[3], wanted[2])
+        assert all(torch.equal(tensors[i], wanted[i]) for i in (0, 1)) and torch.equal(tensors[3], wanted[2])
 
 
 @pytest.mark.kernels_ci
@@ -160,8 +160,8 @@ def test_parts_that_are_cut_between_blocks_have_the_bits_of_the_whole(pack_):
     parts = []
     for rows, cols in itertools.product([(0, 40), (40, 100)], [(0, 64), (64, 256), (256, 300)]):
         box = slice(*rows), slice(*cols)
-        own = codes[box].clone(), scale[rows[0] : rows[1], cols[0] // 64 : blocks(cols[1])].clone()
-        parts.append((box, own, packed_by(pack_, *own, gradient[box])))
+        momentum = codes[box].clone(), scale[rows[0] : rows[1], cols[0] // 64 : blocks(cols[1])].clone()
+        parts.append((box, momentum, packed_by(pack_, *momentum, gradient[box])))
     packed = packed_by(pack_, codes, scale, gradient)
     for (rows, cols), (its_codes, its_scale), its_packed in parts:
         assert torch.equal(its_codes, codes[rows, cols]) and torch.equal(its_packed, packed[rows, cols])
@@ -205,12 +205,12 @@ def arguments(**changes) -> dict:
 
 @pytest.mark.parametrize("closed", [0, 1])
 def test_each_matrix_has_a_gate_of_its_own(pack_, closed):
-    given = arguments()
-    before = [(codes.clone(), scale.clone()) for codes, scale in zip(given["momentum"], given["momentum_scale"])]
-    pack_(**given, active=torch.arange(2) != closed)
+    keywords = arguments()
+    before = [(codes.clone(), scale.clone()) for codes, scale in zip(keywords["momentum"], keywords["momentum_scale"])]
+    pack_(**keywords, active=torch.arange(2) != closed)
     for i, (codes, scale) in enumerate(before):
-        kept = torch.equal(given["momentum"][i], codes), torch.equal(given["momentum_scale"][i], scale)
-        assert kept == (i == closed,) * 2 and given["packed"][i].any() == (i != closed)
+        kept = torch.equal(keywords["momentum"][i], codes), torch.equal(keywords["momentum_scale"][i], scale)
+        assert kept == (i == closed,) * 2 and keywords["packed"][i].any() == (i != closed)
 
 
 # Made in the test, where the default device is that of the test.
@@ -231,11 +231,11 @@ BAD = {
 
 @pytest.mark.parametrize("message", BAD)
 def test_bad_arguments_raise_and_nothing_is_written(pack_, message):
-    given = arguments(**BAD[message]())
-    before = [x.clone() for x in given["momentum"]]
+    keywords = arguments(**BAD[message]())
+    before = [x.clone() for x in keywords["momentum"]]
     with pytest.raises(RuntimeError, match=message):
-        pack_(**given)
-    assert all(torch.equal(a, b) for a, b in zip(given["momentum"], before))
+        pack_(**keywords)
+    assert all(torch.equal(a, b) for a, b in zip(keywords["momentum"], before))
     with pytest.raises(RuntimeError, match=r"momentum_scale\[\d\] must not share|must not share.*momentum_scale"):
         shared = torch.ones(3, 2)
         pack_(**arguments(momentum_scale=[shared, shared]))

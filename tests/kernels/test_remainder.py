@@ -85,9 +85,9 @@ def test_halves_have_the_bits_of_a_float32_parameter(descend_, formula, layout, 
         upper, lower = halves_of(formula, master)
         parameter, remainder, expected = parameter_layout(upper), remainder_layout(lower), master.clone()
         for step in range(3):
-            update, given = turned(random(shape, 1 + step, dtype))[None], numbers(0.02, 0.1, 1.5)
-            descend_([parameter], update, *given, decay_mode, remainder=[remainder])
-            descend_([expected], update, *given, decay_mode)
+            update, scalars = turned(random(shape, 1 + step, dtype))[None], numbers(0.02, 0.1, 1.5)
+            descend_([parameter], update, *scalars, decay_mode, remainder=[remainder])
+            descend_([expected], update, *scalars, decay_mode)
         assert torch.equal(formula.joined(parameter, remainder), expected)
         assert torch.equal(halves_of(formula, expected)[0], parameter)
 

@@ -113,8 +113,8 @@ def test_the_operation_on_a_cpu_rounds_where_the_kernel_does(polar, module, dtyp
     """Another order of sums turns few roundings. Of at most 11 equal ones each makes 1/√11 of the error, above 1/4."""
     G, other = matrices(1, 17, 31), torch.empty(1, 17, 31, device="cpu")
     module.small_polar_(G.cpu(), other, steps_of(in_windows(SCHEDULE, lengths, SCALE)), SCALE, 0.0, dtype)
-    found = polar(G, dtype, lengths, torch.empty(1, 17, 31)).cpu()
-    assert torch.linalg.vector_norm(found - other) <= torch.linalg.vector_norm(other[0] - exact(G[0], SCHEDULE)) / 4
+    factor = polar(G, dtype, lengths, torch.empty(1, 17, 31)).cpu()
+    assert torch.linalg.vector_norm(factor - other) <= torch.linalg.vector_norm(other[0] - exact(G[0], SCHEDULE)) / 4
 
 
 def test_a_result_in_float32_is_rounded_no_further(polar):
@@ -244,11 +244,11 @@ def test_more_rows_than_columns_are_a_matrix_too(polar):
 def test_each_step_has_its_own_coefficients(module, safe):
     """The first steps of a schedule and the others, one after the other, are the whole of it."""
     G, steps = matrices(1, 17, 40), steps_of(in_windows(SCHEDULE, (1, 1, 1), 1.0))
-    given, results = G / torch.linalg.matrix_norm(G).item(), []
+    X, results = G / torch.linalg.matrix_norm(G).item(), []
     for part in itertools.accumulate([steps[:4], steps[4:8], steps[8:]]):
         results.append(torch.empty_like(G))
         module.launch_small_polar(G, results[-1], part, (1.0, 0.0, torch.float32), safe(torch.float32, 17))
     for C, (a, b, c) in zip(results, SCHEDULE):
-        A = given @ given.mT
-        given = a * given + (b * A + c * A @ A) @ given
-        torch.testing.assert_close(C, given, rtol=1e-4, atol=1e-5)
+        A = X @ X.mT
+        X = a * X + (b * A + c * A @ A) @ X
+        torch.testing.assert_close(C, X, rtol=1e-4, atol=1e-5)

@@ -28,10 +28,10 @@ def module(kernel):
 def entries(measurements, monkeypatch) -> list[dict]:
     """What was measured on "a GPU" in bfloat16, each with a group of its own."""
     sizes = [(256, 256), (1024, 1024), (1024, 8192)]
-    found = [{"m": m, "k": k, **FIELDS, "group": group} for group, (m, k) in enumerate(sizes)]
-    table = {"symmetric_gemm": {"bfloat16": found}}
+    shipped_entries = [{"m": m, "k": k, **FIELDS, "group": group} for group, (m, k) in enumerate(sizes)]
+    table = {"symmetric_gemm": {"bfloat16": shipped_entries}}
     monkeypatch.setattr(measurements, "shipped", lambda name: (name, table if name == "a GPU" else {}))
-    return found
+    return shipped_entries
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_both_ratios_count_and_not_their_sum(measurements):
 
 def test_what_was_measured_here_counts_for_its_own_size_before_what_ships(measurements):
     here, shipped = [(64, 64, "first"), (64, 512, "second")], [(64, 512, "shipped"), (512, 512, "large")]
-    found = [measurements.exact_or_nearest(here, shipped, 64, k) for k in (64, 512, 500)]
-    assert found == ["first", "second", "shipped"] and measurements.exact_or_nearest(here, [], 64, 500) is None
+    choices = [measurements.exact_or_nearest(here, shipped, 64, k) for k in (64, 512, 500)]
+    assert choices == ["first", "second", "shipped"] and measurements.exact_or_nearest(here, [], 64, 500) is None
 
 
 def test_unmeasured_device_or_dtype_has_no_entry(tuned, entries):
