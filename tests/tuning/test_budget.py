@@ -213,8 +213,8 @@ def test_work_is_counted_in_multiplications_and_has_one_order_on_all_ranks(kerne
     """Of a product of a matrix with its transpose, the short side counts twice. The last two have as many."""
     todo = tasks(kernel, (40, 56), (16, 200), (8, 16), (4, 64))
     for order in todo, todo[::-1]:
-        found = [task.need.size for task in tune.largest_first(order)]
-        assert found[:2] == [(40, 56), (16, 200)] and found[2:] == [(4, 64), (8, 16)]
+        sizes = [task.need.size for task in tune.largest_first(order)]
+        assert sizes[:2] == [(40, 56), (16, 200)] and sizes[2:] == [(4, 64), (8, 16)]
 
 
 def test_what_no_measurement_is_kept_of_is_not_measured(kernel, tune):

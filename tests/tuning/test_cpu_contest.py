@@ -224,7 +224,7 @@ def test_an_iteration_is_proven_on_as_many_matrices_as_its_threads_take(kernel, 
     contest, proven = kernel.tuning.contest, []
     for name in ("prove_products", "prove_apply"):
         monkeypatch.setattr(contest, name, lambda *_: None)
-    monkeypatch.setattr(contest, "prove_iteration", lambda *given: proven.append(tuple(given[3])))
+    monkeypatch.setattr(contest, "prove_iteration", lambda *arguments: proven.append(tuple(arguments[3])))
     for size in (48, 80), (600, 1200):  # of which a core holds one in half precision
         (task,) = contest.tasks_of(CPU, FLOAT32, size, 1)
         contest.cpu_contest(task).candidates["NATIVE"].prove()

@@ -19,8 +19,8 @@ def test_what_is_left_is_tried_against_the_last_choice(kernel):
 def test_times_of_two_calls_are_put_together_and_the_last_one_counts(kernel):
     kept = {"products": "SINGLE", "untried": ["NATIVE"], "seconds": {"SINGLE": 2.0, "NATIVE_SYMMETRIC": 3.0}}
     entry = {"products": "NATIVE", "seconds": {"SINGLE": 1.0, "NATIVE": 0.5}}
-    found = kernel.tuning.findings._with_earlier(entry, kept, dict.fromkeys(entry["seconds"]))
-    assert found == {**entry, "seconds": {"SINGLE": 1.0, "NATIVE": 0.5, "NATIVE_SYMMETRIC": 3.0}}
+    combination = kernel.tuning.findings._with_earlier(entry, kept, dict.fromkeys(entry["seconds"]))
+    assert combination == {**entry, "seconds": {"SINGLE": 1.0, "NATIVE": 0.5, "NATIVE_SYMMETRIC": 3.0}}
     # An entry of a GPU has the time of its launch alone.
     kept, entry = {"gain": 1.5, "untried": ["left"], "seconds": 2.0}, {"gain": 2.0, "seconds": 1.0}
     assert kernel.tuning.findings._with_earlier(entry, kept, {"left": None}) == entry
@@ -30,8 +30,8 @@ def test_a_call_that_times_nothing_new_leaves_the_earlier_times(kernel):
     """None of those that had no time before: what is left of them is tried by another call."""
     kept = {"products": "NATIVE", "untried": ["NATIVE_GRAM", "NATIVE_SYMMETRIC"], "seconds": {"SINGLE": 2.0}}
     entry = {"products": "SINGLE", "untried": ["NATIVE_GRAM"], "seconds": {"SINGLE": 1.0}}
-    found = kernel.tuning.findings._with_earlier(entry, kept, {"SINGLE": None})
-    assert found == {**kept, "untried": ["NATIVE_GRAM"]}
+    combination = kernel.tuning.findings._with_earlier(entry, kept, {"SINGLE": None})
+    assert combination == {**kept, "untried": ["NATIVE_GRAM"]}
 
 
 def test_a_launch_that_lost_to_torch_is_not_raced_again(kernel):

@@ -57,8 +57,8 @@ def test_sections_compete_only_where_squares_are_left_over(kernel, gpu, rows, se
     task, compiled = kernel.tuning.contest.Task(need, CPU, 1), kernel.kernels.gpu.tuned.COMPILED
     for configs in (None, list(compiled)):
         contest = kernel.tuning.gpu_contest.gpu_contest(task, configs)
-        found = [config.sections for config in compiled if "-".join(map(str, config)) in contest.candidates]
-        assert found == sections
+        counts = [config.sections for config in compiled if "-".join(map(str, config)) in contest.candidates]
+        assert counts == sections
 
 
 TOGETHER = {"symmetric_gemm": 4, "hopper_gemm": 5, "torch.bmm": 3}
@@ -158,8 +158,8 @@ def test_matrices_of_proofs_are_drawn_once_and_let_go(kernel, gpu, monkeypatch):
     proof, drawn = kernel.tuning.proof, []
     adversarial = proof.adversarial
 
-    def noted(*given):
-        X = adversarial(*given)
+    def noted(*arguments):
+        X = adversarial(*arguments)
         drawn.append(weakref.ref(X))
         return X
 

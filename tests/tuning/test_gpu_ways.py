@@ -145,8 +145,8 @@ def test_small_matrices_are_multiplied_in_one_launch_or_by_separate_products(
     contests, launched, proven = kernel.tuning.gpu_contest, [], []
     for module in contests, kernel.iteration:
         monkeypatch.setattr(module, "small_choice", lambda *_: kernel.kernels.speeds.gains.Gain(2.0, "shipped"))
-    monkeypatch.setattr(contests.small_polar, "launch_small_polar", lambda *given: launched.append(given))
-    monkeypatch.setattr(contests, "prove_small", lambda *given: proven.append(given))
+    monkeypatch.setattr(contests.small_polar, "launch_small_polar", lambda *arguments: launched.append(arguments))
+    monkeypatch.setattr(contests, "prove_small", lambda *arguments: proven.append(arguments))
     task, work = task_of(kernel, "small_polar", count=3, dtype=dtype), getattr(torch, dtype)
     torchs, ours, *_ = contests.gpu_contest(task).candidates.values()
     directions, iteration, _ = torchs.run.args

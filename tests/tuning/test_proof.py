@@ -14,11 +14,11 @@ def test_proofs_and_races_draw_float32_whatever_the_default_dtype(kernel, monkey
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        found = proof.adversarial(like, 700, 700), kernel.tuning.small_proof.adversarial(64, 80)
+        matrices = proof.adversarial(like, 700, 700), kernel.tuning.small_proof.adversarial(64, 80)
         assert kernel.tuning.contest.drawn(torch.device("cpu"), 2, 3).dtype == torch.float32
     finally:
         torch.set_default_dtype(before)
-    assert all(map(torch.equal, found, expected))
+    assert all(map(torch.equal, matrices, expected))
     assert (expected[0].double().norm(dim=(1, 2)) > 60).all()
 
 
@@ -83,9 +83,9 @@ def test_no_product_in_float32_errs_by_more_than_is_allowed(kernel, k, alpha):
     beta, sums = -4.775, torch.zeros(512, 512)
     for i in range(k):
         sums = sums + A[:, i : i + 1] * B[i : i + 1]
-    found = torch.tensor(alpha) * sums + torch.tensor(beta) * D
+    product = torch.tensor(alpha) * sums + torch.tensor(beta) * D
     exact, allowed = kernel.tuning.roundings.product(A, B, float(torch.tensor(alpha)), (float(torch.tensor(beta)), D))
-    assert ((found.double() - exact).abs() <= allowed).all()
+    assert ((product.double() - exact).abs() <= allowed).all()
     sizes = abs(alpha) * (A.double().abs() @ B.double().abs()) + abs(beta) * D.double().abs()
     assert (allowed <= (k + 4.01) * 2.0**-24 * sizes).all()
 
@@ -95,8 +95,8 @@ def test_the_rounding_of_a_result_is_that_of_its_dtype(kernel):
     roundings, unit = kernel.tuning.roundings, kernel.kernels.formats.unit_roundoff
     A, B = torch.ones(1, 2).bfloat16(), torch.tensor([[1.0], [-1.0]]).bfloat16()
     _, summing = roundings.product(A, B, 1.0, dtype=torch.float64)
-    for given, dtype in ((None, torch.bfloat16), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32)):
-        _, allowed = roundings.product(A, B, 1.0, dtype=given)
+    for option, dtype in ((None, torch.bfloat16), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32)):
+        _, allowed = roundings.product(A, B, 1.0, dtype=option)
         assert allowed.item() == pytest.approx(summing.item() * (1 + unit(dtype)), rel=1e-9)
     tiny = torch.tensor([0.0, 2.0**-20], dtype=torch.float64)
     assert roundings.rounding_error(tiny, torch.float16).tolist() == [2.0**-25] * 2

@@ -33,7 +33,7 @@ def test_shapes_that_no_memory_holds_are_refused(kernel, measurements, shape):
 
 @pytest.mark.parametrize("budget", [10**400, -1, float("nan")], ids=lambda it: str(it)[:4])
 def test_budgets_that_no_clock_reaches_are_refused(kernel, measurements, budget):
-    for call in (kernel.tune, lambda shapes, **given: kernel.Muon([Parameter(torch.ones(8, 8))]).warmup(**given)):
+    for call in (kernel.tune, lambda shapes, **options: kernel.Muon([Parameter(torch.ones(8, 8))]).warmup(**options)):
         with pytest.raises(ValueError, match=f"budget must be at least 0 seconds, .* got {budget}"):
             call([(8, 8)], budget=budget)
     assert not list(Path(os.environ["XDG_CACHE_HOME"]).iterdir())
@@ -141,8 +141,8 @@ def test_a_gpu_without_a_number_is_the_current_one(kernel, tune, monkeypatch):
     for available in (True, False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
         if available:
-            found = [tune._checked_device(device) for device in ("cuda", "cuda:0", None, "cpu")]
-            assert found == [torch.device(name) for name in ("cuda:1", "cuda:0", "cuda:1", "cpu")]
+            devices = [tune._checked_device(device) for device in ("cuda", "cuda:0", None, "cpu")]
+            assert devices == [torch.device(name) for name in ("cuda:1", "cuda:0", "cuda:1", "cpu")]
             continue
         assert tune._checked_device(None) == torch.device("cpu")
         with pytest.raises(ValueError, match="device must be a CPU or a GPU that is here, got 'cuda:0'"):

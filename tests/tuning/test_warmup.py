@@ -46,8 +46,8 @@ def warm_up(kernel, place: str) -> WarmedUp:
     optimizer = kernel.Muon([("layers.0.weight", matrix)], ns_dtype="float16" if place == "cuda" else "bfloat16")
     stages: list[str] = []
     optimizer.warmup(lambda done, total, what: stages.append(what), budget=BUDGETS[place])
-    found = optimizer.explain()
-    return WarmedUp(stages, found.rows[0].kernel, list(found.notes))
+    explanation = optimizer.explain()
+    return WarmedUp(stages, explanation.rows[0].kernel, list(explanation.notes))
 
 
 def warm_up_elsewhere(variants: str, place: str) -> WarmedUp:
@@ -60,10 +60,10 @@ def files() -> list[Path]:
 
 
 def test_what_a_warm_up_has_measured_is_explained(kernel, measurements, place):
-    found = warm_up(kernel, place)
-    assert found.summary.startswith("measured 1 products: ")
-    assert found.kernel.endswith(", measured here") and len(files()) == 1
-    graphs = [note for note in found.notes if "CUDA graph" in note]
+    report = warm_up(kernel, place)
+    assert report.summary.startswith("measured 1 products: ")
+    assert report.kernel.endswith(", measured here") and len(files()) == 1
+    graphs = [note for note in report.notes if "CUDA graph" in note]
     assert graphs == (["1 of 1 batches replay a CUDA graph, captured by warmup()"] if place == "cuda" else [])
 
 
@@ -74,8 +74,8 @@ def test_a_warm_up_takes_what_tune_has_measured(kernel, measurements, place):
         [shape], device=place, dtype=dtype, budget=BUDGETS[place], progress=lambda *stage: said.append(stage[2])
     )
     assert said[-1].startswith("measured 1 products: ")
-    found = warm_up(kernel, place)
-    assert found.summary is None and found.kernel.endswith(", measured here")
+    report = warm_up(kernel, place)
+    assert report.summary is None and report.kernel.endswith(", measured here")
 
 
 def test_nothing_is_measured_twice_by_another_process(kernel, measurements, place):
@@ -86,8 +86,8 @@ def test_nothing_is_measured_twice_by_another_process(kernel, measurements, plac
     variants = str(Path(kernel.__file__).parents[1])
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         others = [warm_up(kernel, place), pool.apply(warm_up_elsewhere, (variants, place))]
-    for found in others:
-        assert found.summary is None and (found.kernel, found.notes) == (first.kernel, first.notes)
+    for report in others:
+        assert report.summary is None and (report.kernel, report.notes) == (first.kernel, first.notes)
     assert [file.read_bytes() for file in files()] == written
 
 

@@ -75,7 +75,7 @@ def test_what_is_wrong_beside_a_nan_or_is_none_fails_the_proof(kernel, spoil, wo
     operands = proof.operands_of(torch.empty(0, dtype=torch.float32), (48, 80))
     proof.prove_products(exact, operands)
     with pytest.raises(proof.WrongResultError, match=words):
-        proof.prove_products(lambda *given: spoil(exact(*given)), operands)
+        proof.prove_products(lambda *arguments: spoil(exact(*arguments)), operands)
 
 
 def last_of_three_by_a_bit(A, B, D, scalars):
