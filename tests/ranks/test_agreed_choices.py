@@ -102,10 +102,10 @@ def agreed_before(kernel, failed: bool):
 @pytest.mark.parametrize("failed", [False, True])
 def test_what_one_rank_agreed_on_before_is_taken_unless_it_has_failed(fresh_pool, failed):
     """The rest takes it, and nobody measures."""
-    found = fresh_pool.run(agreed_before, failed)
-    assert [measured for _, measured, _ in found] == [[SIZE] if failed else [], [], [], []]
-    assert [was_told for *_, was_told in found] == [not failed] * 4
-    assert {said[0].split("bfloat16, ")[1] for said, *_ in found} == {f"measured by rank {0 if failed else 7}"}
+    reports = fresh_pool.run(agreed_before, failed)
+    assert [measured for _, measured, _ in reports] == [[SIZE] if failed else [], [], [], []]
+    assert [was_told for *_, was_told in reports] == [not failed] * 4
+    assert {said[0].split("bfloat16, ")[1] for said, *_ in reports} == {f"measured by rank {0 if failed else 7}"}
 
 
 def wrong_on_the_rank_that_measures(kernel):

@@ -63,8 +63,8 @@ def save(kernel, name: str, device: str, folder: str):
 def save_while_training_goes_on(kernel, name: str, device: str, folder: str):
     network, optimizer = trained(kernel, name, device, range(1, BEFORE + 1))
     # In one group of CPUs a step and a checkpoint that is being written would mix their messages; NCCL's have no CPUs.
-    own = dist.new_group(backend="gloo")
-    saved = dcp.async_save(state_of(network, optimizer), checkpoint_id=folder, process_group=own)
+    group = dist.new_group(backend="gloo")
+    saved = dcp.async_save(state_of(network, optimizer), checkpoint_id=folder, process_group=group)
     take_steps(network, optimizer, range(100, 103))
     saved.result()
 
@@ -72,9 +72,9 @@ def save_while_training_goes_on(kernel, name: str, device: str, folder: str):
 def resume(kernel, name: str, device: str, folder: str, steps=range(BEFORE + 1, BEFORE + AFTER + 1)):
     """Load into a network of other weights, and go on; returns whole parameters."""
     network, optimizer = trained(kernel, name, device, (), seed=1)
-    found = state_of(network, optimizer)
-    dcp.load(found, checkpoint_id=folder)
-    set_state_dict(network, optimizer, model_state_dict=found["model"], optim_state_dict=found["optim"])
+    state = state_of(network, optimizer)
+    dcp.load(state, checkpoint_id=folder)
+    set_state_dict(network, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
     take_steps(network, optimizer, steps)
     return parameters_of(network)
 
@@ -104,12 +104,12 @@ def checkpoint(request, kernel, pools, tmp_path_factory):
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("name", NETWORK_LAYOUTS)
 def test_any_layout_continues_a_checkpoint_of_any_other(kernel, pools, checkpoint, uninterrupted, name):
-    for found in run(kernel, pools, name, resume, checkpoint):
-        assert_same_network(found, uninterrupted)
+    for parameters in run(kernel, pools, name, resume, checkpoint):
+        assert_same_network(parameters, uninterrupted)
 
 
 @pytest.mark.parametrize("name", ["fsdp", "tp and fsdp"])
 def test_async_checkpoint_holds_the_state_of_its_time(kernel, pools, uninterrupted, tmp_path, name):
     run(kernel, pools, name, save_while_training_goes_on, tmp_path)
-    for found in run(kernel, pools, "hsdp", resume, tmp_path):
-        assert_same_network(found, uninterrupted)
+    for parameters in run(kernel, pools, "hsdp", resume, tmp_path):
+        assert_same_network(parameters, uninterrupted)

@@ -39,8 +39,8 @@ OWNED = {
 def test_a_cpu_keeps_memory_from_batch_to_batch_and_a_gpu_does_not(kernel, owned):
     """So it holds the most that is kept and the most that work adds, and a GPU what one chain takes in all."""
     chains, teams, *held = OWNED[owned]
-    found = [exchange_of(kernel, device, chains, teams).held_bytes() - BUFFERS for device in ("cpu", "cuda")]
-    assert found == held
+    memory = [exchange_of(kernel, device, chains, teams).held_bytes() - BUFFERS for device in ("cpu", "cuda")]
+    assert memory == held
 
 
 @pytest.mark.parametrize("splits", [(None, (0, 1)), ((0, 1), None), (None, (1, 1))], ids=str)

@@ -55,11 +55,11 @@ SECONDS = 5.0  # that a group gives a collective where a test waits for that to 
 
 def errors_of_steps(kernel, case: Case, odd: Case):
     """Return the error that steps end with, None without one, and whether parameters are what they were."""
-    own = odd if dist.get_rank() == ODD else case
-    optimizer, params = built(kernel, own)
+    case_here = odd if dist.get_rank() == ODD else case
+    optimizer, params = built(kernel, case_here)
     before = [p.detach().clone() for p in params]
     try:
-        take_steps(own, optimizer, params, range(1, 3))
+        take_steps(case_here, optimizer, params, range(1, 3))
     except (ValueError, RuntimeError) as error:
         same = all(torch.equal(p.to_local(), old.to_local()) for p, old in zip(params, before))
         return type(error).__name__, str(error), same

@@ -134,7 +134,7 @@ def test_a_step_in_which_ranks_disagreed_does_not_count(pools):
 
 def read_in_steps(kernel) -> list[bool]:
     """Return whether each of three steps reads what has come of its meeting, for which the host waits for a GPU."""
-    meeting, read, found = kernel.step.agreement.meeting.Meeting, [], []
+    meeting, read, flags = kernel.step.agreement.meeting.Meeting, [], []
     result = meeting._result
 
     def recorded(self):
@@ -147,9 +147,9 @@ def read_in_steps(kernel) -> list[bool]:
         for _ in range(3):
             p.grad = torch.ones_like(p)
             optimizer.step()
-            found.append(optimizer._agreement._meetings[0] in read)
+            flags.append(optimizer._agreement._meetings[0] in read)
         read_last_step(optimizer)
-    return found
+    return flags
 
 
 def test_only_the_first_step_waits_for_what_ranks_agree_on(pools):

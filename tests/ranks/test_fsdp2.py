@@ -38,15 +38,15 @@ def train_network(kernel, name: str):
     # Data differ between the ranks that average gradients, and are the same within tensor parallelism.
     rank = mesh_of((2, 2)).get_local_rank("x") if name == "tp and fsdp" else dist.get_rank()
     data = torch.Generator().manual_seed(rank)
-    found = []
+    history = []
     for _ in range(STEPS):
         x = torch.randn(6, 10, generator=data).to(device_of_ranks())
         (network(x) - x.flip(-1)).square().mean().backward()
         gradients = wholes({name: p.grad for name, p in network.named_parameters()})
         optimizer.step()
         optimizer.zero_grad()
-        found.append((gradients, wholes(dict(network.named_parameters()))))
-    return found
+        history.append((gradients, wholes(dict(network.named_parameters()))))
+    return history
 
 
 def error_of_an_optimizer_made_after_a_forward_pass(kernel) -> str:
@@ -111,10 +111,10 @@ def test_pipeline_stages_wait_only_for_their_own_ranks(kernel, pools):
     specs = tuple(Spec(f"layers.{i}.up.weight", shape) for i, shape in enumerate(shapes))
     stages = Case(specs[:1], {"chunk_bytes": 200}, seed=1, steps=3), Case(specs[1:], {"chunk_bytes": 100}, seed=2)
     alone = [train_alone(kernel, case, [torch.zeros(s.shape) for s in case.specs], pools.device) for case in stages]
-    for rank, found in enumerate(pools(4).run(train_stages, stages)):
+    for rank, parameters in enumerate(pools(4).run(train_stages, stages)):
         expected = alone[rank // 2].parameters
-        assert len(found) == len(expected)
-        assert all(map(bits_equal, found, expected))
+        assert len(parameters) == len(expected)
+        assert all(map(bits_equal, parameters, expected))
 
 
 class Weight(nn.Module):

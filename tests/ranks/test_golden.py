@@ -40,9 +40,9 @@ class GoldenShards(NamedTuple):
 
     def part(self, index, rank):
         start = sum(self.split[:rank])
-        own = ((start, start + self.split[rank]),) if self.split[rank] else ()
+        runs = ((start, start + self.split[rank]),) if self.split[rank] else ()
         (rows, cols), *_ = self.view.shapes
-        return self.Part(*((own, ((0, cols),)) if self.dim == 0 else (((0, rows),), own)))
+        return self.Part(*((runs, ((0, cols),)) if self.dim == 0 else (((0, rows),), runs)))
 
     def holders(self, index):
         return tuple(range(len(self.split)))
@@ -80,10 +80,10 @@ class Pipeline:
 
     def parts(self, rank):
         """Return how many parts of each owner's matrices a rank has: as many flags go from one to the other."""
-        found = [0] * len(self.ranks)
+        counts = [0] * len(self.ranks)
         for record, owner in zip(self.records, self.case["owner"]):
-            found[owner] += record.part(rank).size > 0
-        return found
+            counts[owner] += record.part(rank).size > 0
+        return counts
 
     def gathered(self, chunks):
         """Return what each rank sends to owners, and what comes."""
@@ -104,8 +104,8 @@ class Pipeline:
                 self._copy(
                     matrix, buffer, [part for part in inside.gathered_parts(owner) if part[0] == i], to_buffer=False
                 )
-            for matrix, found in zip(owner.matrices, matrices):
-                assert torch.equal(found, self.values(matrix))
+            for matrix, numbers in zip(owner.matrices, matrices):
+                assert torch.equal(numbers, self.values(matrix))
             sent.append(torch.full((sum(owner.sent),), float("nan")))
             for i, matrix in enumerate(matrices):
                 parts = [part for part in inside.scattered_parts(owner) if part[0] == i]
@@ -123,7 +123,7 @@ class Pipeline:
         self.kernel.kernels.native.move_blocks_(matrix[None], buffer, table, to_buffer)
 
     def _exchanged(self, sides, buffers):
-        return [torch.from_numpy(own) for own in all_to_all(sides, [buffer.numpy() for buffer in buffers])]
+        return [torch.from_numpy(message) for message in all_to_all(sides, [buffer.numpy() for buffer in buffers])]
 
 
 def elements(buffer) -> list[float]:
@@ -173,8 +173,8 @@ def test_messages_hold_the_golden_elements_in_order(golden, golden_owners):
         golden_owners(pipeline.case)
         chunks = pipeline.chunks()
         gathered = pipeline.gathered(chunks)
-        for name, found in ("gather", gathered), ("scatter", pipeline.scattered(chunks, gathered[1])):
-            for key, buffers in zip(("send_buf", "recv_buf"), found):
+        for name, messages in ("gather", gathered), ("scatter", pipeline.scattered(chunks, gathered[1])):
+            for key, buffers in zip(("send_buf", "recv_buf"), messages):
                 assert list(map(elements, buffers)) == pipeline.case[name][key]
 
 

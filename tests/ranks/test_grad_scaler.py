@@ -46,7 +46,7 @@ def train_scaled(kernel, case: Case, spoiled: tuple[int, ...]):
     assert optimizer._step_supports_amp_scaling  # else a rank that skips would leave the others waiting
     scaler = torch.amp.GradScaler(device_of_ranks(), init_scale=SCALE)
     scaler.scale(torch.zeros((), device=device_of_ranks()))
-    found = []
+    history = []
     for step in range(1, case.steps + 1):
         for i, (spec, p) in enumerate(zip(case.specs, params)):
             p.grad = sharded(whole_gradient(case, step, i) * scaler.get_scale(), spec.layout).data
@@ -55,8 +55,8 @@ def train_scaled(kernel, case: Case, spoiled: tuple[int, ...]):
         scaler.step(optimizer)
         scaler.update()
         state = [wholes(optimizer.state[p]) for p in params]
-        found.append(([whole(p) for p in params], state, scaler.get_scale()))
-    return found
+        history.append(([whole(p) for p in params], state, scaler.get_scale()))
+    return history
 
 
 def train_unscaled(kernel, case: Case, steps, device: str):
@@ -85,7 +85,7 @@ def assert_second_step_was_none(results) -> None:
     for (first, state, _), (second, its, _), (third, _, _) in results:
         assert all(map(bits_equal, third, results[0][2][0]))
         assert all(map(bits_equal, first, second))
-        assert all(bits_equal(own[key], other[key]) for own, other in zip(state, its) for key in own)
+        assert all(bits_equal(buffers[key], other[key]) for buffers, other in zip(state, its) for key in buffers)
         assert not any(map(bits_equal, second, third))
 
 

@@ -46,9 +46,9 @@ def case_on(shape, layout, **changes) -> Case:
 def explained(kernel, case: Case):
     params = [(spec.name, part_of(case, i)) for i, spec in enumerate(case.specs)]
     optimizer = kernel.Muon(params, is_muon=lambda name, p: True, **muon_settings(kernel, case.settings))
-    found = optimizer.explain()
-    assert ("Gram matrices" in str(found)) == bool(plan_of(optimizer).sums)
-    return [(row.kernel, row.owner) for row in found.rows]
+    explanation = optimizer.explain()
+    assert ("Gram matrices" in str(explanation)) == bool(plan_of(optimizer).sums)
+    return [(row.kernel, row.owner) for row in explanation.rows]
 
 
 def assert_close_to_alone(kernel, pools, case: Case, job=train) -> None:

@@ -118,7 +118,7 @@ def formula(chunks: list[Held], in_flight: int) -> int:
     """The buffers of as many chunks in a row as are under way together, the largest batch, and the work on one."""
     windows = [chunks[i : i + in_flight + 1] for i in range(len(chunks))]
     largest = max(chunk.batch for chunk in chunks) + max(chunk.work for chunk in chunks)
-    return max(sum(chunk.most for chunk in own) for own in windows) + largest
+    return max(sum(chunk.most for chunk in window) for window in windows) + largest
 
 
 def surely_together(kernel, chunks: list[Held], in_flight: int) -> int:
@@ -177,17 +177,17 @@ def gradients_alive(kernel, case: Case):
     optimizer = muon(kernel, case, params)
     set_gradient_parts(case, params, 1)
     memory = {i: weakref.ref(p.grad.to_local().untyped_storage()) for i, p in enumerate(params) if p.to_local().numel()}
-    real, found = kernel.step.sharded._exchanged, []
+    real, transfers = kernel.step.sharded._exchanged, []
 
     def exchanged(chunk, *arguments):
-        found.append((chunk, {i for i, storage in memory.items() if storage() is not None}))
+        transfers.append((chunk, {i for i, storage in memory.items() if storage() is not None}))
         return real(chunk, *arguments)
 
     with mock.patch.object(kernel.step.sharded, "_exchanged", exchanged):
         optimizer.step()
     chunks, rank = chunks_of(optimizer), dist.get_rank()
     # The first transfer of each chunk is its gather.
-    gathers = [next(alive for exchanged, alive in found if exchanged is chunk) for chunk in chunks]
+    gathers = [next(alive for exchanged, alive in transfers if exchanged is chunk) for chunk in chunks]
     later = [
         [part.matrix for chunk in chunks[i + 1 :] for part in chunk.messages.holder.parts] for i in range(len(chunks))
     ]

@@ -222,11 +222,11 @@ def order_of_step(kernel, case: Case):
     params = [part_of(case, i) for i in range(len(case.specs))]
     optimizer = muon(kernel, case, params)
     set_gradient_parts(case, params, 1)
-    found, send, update = [], dist.all_to_all_single, kernel.step.batch.update_chain_
+    order, send, update = [], dist.all_to_all_single, kernel.step.batch.update_chain_
 
     def recorded(name, function):
         def call(*arguments, **options):
-            found.append(name)
+            order.append(name)
             return function(*arguments, **options)
 
         return call
@@ -234,7 +234,7 @@ def order_of_step(kernel, case: Case):
     sending = mock.patch.object(dist, "all_to_all_single", recorded("message", send))
     with sending, mock.patch.object(kernel.step.batch, "update_chain_", recorded("batch", update)):
         optimizer.step()
-    return found, len(plan_of(optimizer).batches), len(chunks_of(optimizer))
+    return order, len(plan_of(optimizer).batches), len(chunks_of(optimizer))
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -243,6 +243,6 @@ def test_local_work_follows_the_first_gather(pools, in_flight, chunk_bytes):
     """It comes before everything that follows."""
     specs = (WHOLE["experts"], WHOLE["copies"], *case_on(LAYOUTS["rows"]).specs)
     settings = {"expert_keys": ("experts",), "chunk_bytes": chunk_bytes, "chunks_in_flight": in_flight}
-    for found, batches, chunks in pools(4).run(order_of_step, Case(specs, settings)):
+    for order, batches, chunks in pools(4).run(order_of_step, Case(specs, settings)):
         assert batches > 1 and chunks == (1 if chunk_bytes is None else 4)
-        assert found == ["message"] + ["batch"] * batches + ["message"] * (2 * chunks - 1)
+        assert order == ["message"] + ["batch"] * batches + ["message"] * (2 * chunks - 1)

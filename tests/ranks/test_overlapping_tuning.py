@@ -40,14 +40,14 @@ def overlapping(kernel, budget: float = 60.0):
 
 def test_overlapping_sets_agree_without_waiting_for_each_other(fresh_pool):
     """The set of all comes first; what was agreed there holds in the others."""
-    found = fresh_pool.run(overlapping)
+    reports = fresh_pool.run(overlapping)
     by_name: dict[str, set] = {}
-    for said, _ in found:
+    for said, _ in reports:
         for name, text in said.items():
             by_name.setdefault(name, set()).add(text)
     assert all(len(said) == 1 for said in by_name.values()), by_name
     assert all("measured by rank 0" in said for name, (said,) in by_name.items() if name != "layers.2.w")
-    assert [measured for _, measured in found] == [[SIZE], [(16, 48)], [], []]
+    assert [measured for _, measured in reports] == [[SIZE], [(16, 48)], [], []]
 
 
 def two_pairs(kernel) -> list:

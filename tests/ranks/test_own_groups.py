@@ -29,10 +29,10 @@ def steps_with_a_given_group(kernel):
     """
     mesh = init_device_mesh(device_of_ranks(), (2, 2), mesh_dim_names=("pair", "shard"))["shard"]
     ranks = tuple(mesh.mesh.tolist())
-    given = dist.new_group(list(ranks), use_local_synchronization=True)
+    group = dist.new_group(list(ranks), use_local_synchronization=True)
     copies = [nn.Parameter(torch.ones(SHAPE, device=device_of_ranks())) for _ in range(2)]  # one for each rank to do
     parts = [nn.Parameter(distribute_tensor(torch.ones(SHAPE), mesh, [Shard(0)]))]
-    exchange = kernel.ExchangeOptions(process_group=given)
+    exchange = kernel.ExchangeOptions(process_group=group)
     with mock.patch.object(dist, "new_group", wraps=dist.new_group) as new_group:
         optimizers = []
         for params, options in ((copies, exchange), (parts, None)):
@@ -42,7 +42,7 @@ def steps_with_a_given_group(kernel):
                 p.grad = torch.ones_like(p)
         for optimizer in reversed(optimizers):
             optimizer.step()
-    return new_group.call_count, kernel.plan.process_groups.group_of(ranks) is given
+    return new_group.call_count, kernel.plan.process_groups.group_of(ranks) is group
 
 
 def test_the_given_group_is_used_whatever_groups_meshes_have(fresh_pool):

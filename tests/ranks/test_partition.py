@@ -35,9 +35,9 @@ def test_no_rank_exceeds_the_largest_first_bound(kernel, ranks, seed):
     for cost in sorted(costs, reverse=True):
         taken.setdefault(owners.take(cost), []).append(cost)
     assert sorted(itertools.chain(*taken.values())) == sorted(costs)
-    for own in taken.values():
+    for share in taken.values():
         # When the last of a rank was given to it, no other had less: the least is at most the mean of the others'.
-        assert sum(own) - own[-1] <= (sum(costs) - own[-1]) / ranks
+        assert sum(share) - share[-1] <= (sum(costs) - share[-1]) / ranks
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -108,9 +108,9 @@ def test_chunk_is_full_at_each_place(kernel, limit):
     chunks = list(kernel.plan.owners.chunks_by_size(items, EVERYBODY, limit))
     assert sorted(itertools.chain(*chunks)) == list(range(len(items)))
     for chunk in chunks:
-        own = [items[i] for i in chunk]
+        members = [items[i] for i in chunk]
         for place in range(places):
-            here = [item for item in own if item.holders in (place, EVERYBODY)]
+            here = [item for item in members if item.holders in (place, EVERYBODY)]
             kinds = len({item.holders for item in here})
             assert sum(item.part_size for item in here) <= limit or len(here) <= kinds * parts
     # Of the first chunk, nobody is idle.

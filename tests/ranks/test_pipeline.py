@@ -18,44 +18,44 @@ def order(kernel, chunks: int, in_flight: int) -> list[str]:
 
     After the chunks come those of another exchange, numbered from 100.
     """
-    found: list[str] = []
+    events: list[str] = []
 
     def chunk(number: int):
-        found.append(f"g{number}")
+        events.append(f"g{number}")
         yield
-        found.append(f"w{number}")
+        events.append(f"w{number}")
         yield
-        found.append(f"d{number}")
+        events.append(f"d{number}")
 
     exchanges = [map(chunk, range(chunks)), map(chunk, range(100, 100 + chunks))]
     rounds = kernel.step.pipeline.advanced(exchanges, in_flight)
     next(rounds, None)
-    found.append("local")
+    events.append("local")
     for _ in rounds:
         pass
-    return found
+    return events
 
 
 @pytest.mark.parametrize("chunks", [0, 1, 2, 7])
 @pytest.mark.parametrize("in_flight", [1, 2, 5])
 def test_local_work_hides_the_first_gather(kernel, chunks, in_flight):
-    found = order(kernel, chunks, in_flight)
-    assert found.index("local") == min(chunks, 1)
+    events = order(kernel, chunks, in_flight)
+    assert events.index("local") == min(chunks, 1)
     every = [*range(chunks), *range(100, 100 + chunks)]
-    assert sorted(found) == sorted(["local", *(f"{stage}{k}" for k in every for stage in "gwd")])
+    assert sorted(events) == sorted(["local", *(f"{stage}{k}" for k in every for stage in "gwd")])
 
 
 def test_exchange_begins_when_the_one_before_has_ended(kernel):
-    found = order(kernel, 3, 5)
-    assert found.index("d2") < found.index("g100")
+    events = order(kernel, 3, 5)
+    assert events.index("d2") < events.index("g100")
 
 
 @pytest.mark.parametrize("in_flight", [2, 3, 9])
 def test_work_overlaps_the_next_gather_and_the_last_results(kernel, in_flight):
-    found = order(kernel, 6, in_flight)
+    events = order(kernel, 6, in_flight)
     for k in range(5):
-        assert found.index(f"g{k + 1}") < found.index(f"w{k}")
-        assert found.index(f"w{k + 1}") < found.index(f"d{k}")
+        assert events.index(f"g{k + 1}") < events.index(f"w{k}")
+        assert events.index(f"w{k + 1}") < events.index(f"d{k}")
 
 
 @pytest.mark.parametrize("in_flight", [1, 2, 5])

@@ -53,25 +53,25 @@ def test_rank_holds_what_dtensor_gives_it(kernel, fake_ranks, world, sample):
         for layout, size in cases_of_dtensor(world):
             mesh = init_device_mesh("cpu", layout.mesh, mesh_dim_names=tuple("xyz")[: len(layout.mesh)])
             numbers = torch.arange(size[0] * size[1]).reshape(size)
-            given = distribute_tensor(numbers, mesh, layout.placements(), src_data_rank=None)
-            rows, cols = map(indices, placement.runs_of(placement.layout_of("w", given), rank))
-            own = given.to_local()
-            assert own.numel() == len(rows) * len(cols), (rank, layout, size)
-            assert torch.equal(own, numbers[rows][:, cols].reshape(own.shape)), (rank, layout, size)
+            dtensor = distribute_tensor(numbers, mesh, layout.placements(), src_data_rank=None)
+            rows, cols = map(indices, placement.runs_of(placement.layout_of("w", dtensor), rank))
+            part = dtensor.to_local()
+            assert part.numel() == len(rows) * len(cols), (rank, layout, size)
+            assert torch.equal(part, numbers[rows][:, cols].reshape(part.shape)), (rank, layout, size)
 
 
 def layouts_of_state(kernel, case: Case):
     """Return whether the state of each parameter lies as it does, before a step and after it."""
     params = [part_of(case, i) for i in range(len(case.specs))]
     optimizer = kernel.Muon([(spec.name, p) for spec, p in zip(case.specs, params)])
-    found = []
+    flags = []
     for _ in range(2):
         for p in params:
             tensors = [value for key, value in optimizer.state[p].items() if key != "step"]
-            found += [_lies_as(value, p) for value in tensors]
+            flags += [_lies_as(value, p) for value in tensors]
             p.grad = torch.ones_like(p)
         optimizer.step()
-    return found
+    return flags
 
 
 def _lies_as(value, p) -> bool:
@@ -83,9 +83,9 @@ def test_state_exists_from_the_start_and_is_sharded_alike(pools):
     layouts = list(LAYOUTS.values())
     specs = tuple(Spec(f"layers.{i}.up.weight", (13, 22), layout) for i, layout in enumerate(layouts))
     specs += tuple(Spec(f"layers.{i}.up.bias", (13,), LAYOUTS[name]) for i, name in enumerate(("rows", "hsdp")))
-    for found in pools(4).run(layouts_of_state, Case(specs)):
-        assert len(found) == 2 * (len(layouts) + 2 * 2)
-        assert all(found)
+    for flags in pools(4).run(layouts_of_state, Case(specs)):
+        assert len(flags) == 2 * (len(layouts) + 2 * 2)
+        assert all(flags)
 
 
 def raised_for(kernel, name, shape, placements, settings):

@@ -49,19 +49,19 @@ def test_owner_gets_each_element_of_its_matrices_once(kernel, world, seed):
         for rank, side in enumerate(chunk):
             buffer = np.zeros(sum(side.holder.sent) + side.holder.scratch, dtype=np.int64)
             for held in side.holder.parts:
-                own, offset = model.part(held.matrix, rank).ravel(), held.direction
-                assert not buffer[offset : offset + own.size].any()  # nothing lies over another
+                elements, offset = model.part(held.matrix, rank).ravel(), held.direction
+                assert not buffer[offset : offset + elements.size].any()  # nothing lies over another
                 assert offset % 4 == 0  # of 16 bytes, as all that is moved at once
-                buffer[offset : offset + own.size] = own
+                buffer[offset : offset + elements.size] = elements
             buffers.append(buffer)
         for side, received in zip(chunk, all_to_all([inside.lengths(side, "gather") for side in chunk], buffers)):
             assert received.size == sum(side.owner.received)
-            found = [np.zeros_like(model.numbers[matrix]) for matrix in side.owner.matrices]
+            matrices = [np.zeros_like(model.numbers[matrix]) for matrix in side.owner.matrices]
             for position, part, offset in inside.gathered_parts(side.owner):
                 rows, cols = indices(part.rows), indices(part.cols)
                 piece = received[offset : offset + part.size].reshape(len(rows), len(cols))
-                found[position][np.ix_(rows, cols)] += piece
-            for matrix, numbers in zip(side.owner.matrices, found):
+                matrices[position][np.ix_(rows, cols)] += piece
+            for matrix, numbers in zip(side.owner.matrices, matrices):
                 np.testing.assert_array_equal(numbers, model.numbers[matrix])
 
 
@@ -82,11 +82,11 @@ def test_holders_get_back_their_own_parts(kernel, world, seed):
             held = {matrix for matrix in model.matrices if matrix.part(rank).size}
             assert {part.matrix for part in side.holder.parts} <= held
             for part in side.holder.parts:
-                own, offset = model.part(part.matrix, rank).ravel(), part.scattered.elements
-                np.testing.assert_array_equal(received[rank][offset : offset + own.size], own)
+                elements, offset = model.part(part.matrix, rank).ravel(), part.scattered.elements
+                np.testing.assert_array_equal(received[rank][offset : offset + elements.size], elements)
     everything = [{part.matrix for chunk in chunks for part in chunk[rank].holder.parts} for rank in model.ranks]
-    for rank, found in enumerate(everything):
-        assert found == {matrix for matrix in model.matrices if matrix.part(rank).size}
+    for rank, matrices in enumerate(everything):
+        assert matrices == {matrix for matrix in model.matrices if matrix.part(rank).size}
 
 
 @pytest.mark.parametrize("world, seed", SMALL)

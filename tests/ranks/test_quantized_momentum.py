@@ -125,7 +125,7 @@ def take_steps(model: nn.Module, optimizer, case: Case, steps) -> None:
     optimizer.zero_grad()
 
 
-def found(model: nn.Module, optimizer) -> list[dict[str, torch.Tensor]]:
+def wholes_of(model: nn.Module, optimizer) -> list[dict[str, torch.Tensor]]:
     return [wholes({"parameter": p, **optimizer.state[p]}) for p in model.parameters()]
 
 
@@ -144,7 +144,7 @@ def resume(kernel, case: Case, folder: str):
     model.load_state_dict(state["model"])
     set_optimizer_state_dict(model, optimizer, state["optim"])
     take_steps(model, optimizer, case, range(4, 7))
-    return found(model, optimizer)
+    return wholes_of(model, optimizer)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -165,7 +165,7 @@ def test_a_checkpoint_of_any_layout_continues_on_any_other(kernel, pools, tmp_pa
         optimizer = kernel.Muon(model.named_parameters(), is_muon=always, **case.settings)
         take_steps(model, optimizer, case, range(1, 7))
     for result in run(resume, after):
-        for one, other in zip(result, found(model, optimizer)):
+        for one, other in zip(result, wholes_of(model, optimizer)):
             assert one.keys() == other.keys() == {"parameter", "momentum_buffer", "momentum_scale"}
             assert all(bits_equal(one[key], other[key]) for key in one)
 
@@ -197,7 +197,7 @@ def converted(kernel, case: Case):
     take_steps(model, optimizer, case, [1])
     optimizer.param_groups[0]["momentum_dtype"] = "int8"
     take_steps(model, optimizer, case, [2])
-    return found(model, optimizer)
+    return wholes_of(model, optimizer)
 
 
 @pytest.mark.parametrize("layout", ["rows", "columns", "hsdp", "strided rows"])

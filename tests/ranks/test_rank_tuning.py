@@ -39,12 +39,12 @@ def own_favourite(kernel):
 
 
 def test_one_rank_measures_and_all_take_its_choice(fresh_pool):
-    found = fresh_pool.run(own_favourite)
+    reports = fresh_pool.run(own_favourite)
     # Most work first; while it is measured, the other size waits for its share of the time.
-    assert [measured for _, measured, _, _ in found] == [[((24, 40), 1), ((8, 16), 0)], [], [], []]
-    assert {tuple(said) for said, *_ in found} == {("torch.mm bfloat16, measured by rank 0",) * 3}
-    assert all(len(set(totals)) == 1 for _, _, totals, _ in found)
-    assert found[0][3].endswith("SINGLE") and found[3][3].endswith("SINGLE, by rank 0")
+    assert [measured for _, measured, _, _ in reports] == [[((24, 40), 1), ((8, 16), 0)], [], [], []]
+    assert {tuple(said) for said, *_ in reports} == {("torch.mm bfloat16, measured by rank 0",) * 3}
+    assert all(len(set(totals)) == 1 for _, _, totals, _ in reports)
+    assert reports[0][3].endswith("SINGLE") and reports[3][3].endswith("SINGLE, by rank 0")
 
 
 def one_has_begun(kernel, begun: int):
@@ -63,9 +63,9 @@ def one_has_begun(kernel, begun: int):
 @pytest.mark.parametrize("begun", [0, 2])
 def test_what_a_rank_has_begun_to_measure_comes_last(fresh_pool, begun):
     """As it does where a process is alone: other sizes have no choice of their own yet. Rank 0 measures for all."""
-    found = fresh_pool.run(one_has_begun, begun)
-    assert [measured for _, measured in found] == [[(8, 16), (24, 40)], [], [], []]
-    assert len({tuple(said) for said, _ in found}) == 1
+    reports = fresh_pool.run(one_has_begun, begun)
+    assert [measured for _, measured in reports] == [[(8, 16), (24, 40)], [], [], []]
+    assert len({tuple(said) for said, _ in reports}) == 1
 
 
 def two_kinds(kernel, agreed: bool):
@@ -77,7 +77,7 @@ def two_kinds(kernel, agreed: bool):
     name = "a fast processor" if rank % 2 else "a slow processor"
     with (
         mock.patch.object(kernel.kernels.speeds.machine, "processor", lambda: name),
-        measuring(kernel, TABLES[rank % 3]) as found,
+        measuring(kernel, TABLES[rank % 3]) as sizes,
     ):
         if agreed and rank == 2:
             need = kernel.kernels.speeds.measurement_file.Need("cpu_products", "bfloat16", *SIZE)
@@ -86,16 +86,16 @@ def two_kinds(kernel, agreed: bool):
         optimizer, _ = fsdp(kernel, SIZE)
         for _ in range(2):
             optimizer.warmup(lambda *_: None)
-        return kernels(optimizer), found
+        return kernels(optimizer), sizes
 
 
 @pytest.mark.parametrize("agreed", [False, True])
 def test_each_kind_of_device_has_a_rank_that_measures(fresh_pool, agreed):
     """Unless some rank of the kind knows what its like have agreed on."""
-    found, slow = fresh_pool.run(two_kinds, agreed), "6" if agreed else "0"
-    assert [measured for _, measured in found] == [[] if agreed else [SIZE], [SIZE], [], []]
-    assert [said[0].split()[-1] for said, _ in found] == [slow, "1", slow, "1"]
-    assert [said[0].split()[0] for said, _ in found] == ["torch.mm", "gemm_", "torch.mm", "gemm_"]
+    reports, slow = fresh_pool.run(two_kinds, agreed), "6" if agreed else "0"
+    assert [measured for _, measured in reports] == [[] if agreed else [SIZE], [SIZE], [], []]
+    assert [said[0].split()[-1] for said, _ in reports] == [slow, "1", slow, "1"]
+    assert [said[0].split()[0] for said, _ in reports] == ["torch.mm", "gemm_", "torch.mm", "gemm_"]
 
 
 def failing_measurement(kernel):

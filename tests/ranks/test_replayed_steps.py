@@ -26,7 +26,7 @@ def replayed_and_eager(kernel, case: Case, lost: int | None):
 
     With `lost`, the last rank has no gradient of that parameter in the second step.
     """
-    found = []
+    states = []
     with counted_graphs(kernel, "cpu") as graphs:
         for settings in {"cuda_graphs": False}, {}:
             optimizer, params = built(kernel, case._replace(settings={**case.settings, **settings}))
@@ -36,8 +36,8 @@ def replayed_and_eager(kernel, case: Case, lost: int | None):
                 set_gradients(case._replace(seed=step), params, lost if step == 1 else None)
                 graphs.spoil(optimizer)
                 optimizer.step()
-            found.append(everything(optimizer, params))
-    return all(map(torch.equal, *found)), graphs.replays - before, len(plan_of(optimizer).chains())
+            states.append(everything(optimizer, params))
+    return all(map(torch.equal, *states)), graphs.replays - before, len(plan_of(optimizer).chains())
 
 
 @pytest.mark.parametrize("lost", [None, 0], ids=["all gradients", "one rank lacks one"])

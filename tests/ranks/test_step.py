@@ -89,8 +89,8 @@ def test_kept_norms_of_copies_that_share_the_work_give_the_bits_of_one_process(k
 @pytest.mark.parametrize("seed", range(6))
 def test_mixed_layouts_give_the_bits_of_one_process(kernel, pools, seed):
     draw = random.Random(seed)
-    found = enumerate(model(None, seed))
-    specs = [Spec(f"blocks.{i}.up.weight", own.shape, draw.choice([None, *LAYOUTS.values()])) for i, own in found]
+    pairs = enumerate(model(None, seed))
+    specs = [Spec(f"blocks.{i}.up.weight", spec.shape, draw.choice([None, *LAYOUTS.values()])) for i, spec in pairs]
     settings = {"ns_dtype": draw.choice(WORK), "chunk_bytes": draw.choice([200, 2000, None])}
     missing = draw.choice(["nowhere", "everywhere", "here and there"])
     settings["eps"] = 5.0 if seed % 2 else 1e-7  # above the norms of most directions, and below all

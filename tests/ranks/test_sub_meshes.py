@@ -45,7 +45,7 @@ def locals_of(model: nn.Module) -> list[torch.Tensor]:
 def resumed(kernel, folder: str, flatten: bool):
     """Return local parts after two steps, a checkpoint and two more in a new optimizer, and after four at a stretch."""
     options = StateDictOptions(flatten_optimizer_state_dict=flatten)
-    found = []
+    parts = []
     for is_new in (False, True):
         model = network(0)
         optimizer = kernel.Muon(model.named_parameters(), lr=0.02)
@@ -62,8 +62,8 @@ def resumed(kernel, folder: str, flatten: bool):
             )
         take_steps(model, optimizer, range(2, 4))
         read_last_step(optimizer)
-        found.append(locals_of(model))
-    return found
+        parts.append(locals_of(model))
+    return parts
 
 
 @pytest.mark.parametrize("flatten", [False, True])

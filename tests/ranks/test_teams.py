@@ -87,7 +87,7 @@ def test_teams_keep_norms_of_whole_matrices(kernel, pools):
 @on_every_backend()
 def test_matrices_that_are_orthogonalized_twice_have_no_team(kernel, pools):
     case = Case(long_ones(FOUR), {**TEAMS, "equalize": "experimental_aurora"}, steps=3)
-    assert all(not found for _, found in pools(4).run(explained_in_teams, case))
+    assert all(not teams for _, teams in pools(4).run(explained_in_teams, case))
 
 
 def train_in_teams_of_last_owners(kernel, case: Case):
@@ -126,9 +126,9 @@ def test_teams_are_neighbours_and_explained(pools, size, teams):
     """A team of three begins at a multiple of it, and 4 and 5 are not there."""
     case = Case(long_ones(FOUR), {**TEAMS, "ranks_per_matrix": size, "chunk_bytes": 500})
     results = pools(4).run(explained_in_teams, case)
-    assert {ranks for _, found in results for ranks, _ in found} == teams
-    for rank, (kernels, found) in enumerate(results):
-        assert all(rank in ranks and owner in ranks for ranks, owner in found)
+    assert {ranks for _, local_teams in results for ranks, _ in local_teams} == teams
+    for rank, (kernels, local_teams) in enumerate(results):
+        assert all(rank in ranks and owner in ranks for ranks, owner in local_teams)
         assert all((f"by {size} ranks together" in kernel) == bool(teams) for kernel in kernels)
 
 
@@ -222,11 +222,11 @@ def test_what_is_in_other_numbers_of_copies_is_exchanged_apart(kernel):
     assert cost([*one, *two]) == pytest.approx(cost(one) + cost(two), rel=1e-12)
 
 
-@pytest.mark.parametrize("ranks, found", [((0, 1, 2, 3), True), ((0, 1, 3, 4), False)], ids=str)
-def test_each_copy_needs_a_team_of_its_own(kernel, ranks, found):
+@pytest.mark.parametrize("ranks, has_teams", [((0, 1, 2, 3), True), ((0, 1, 3, 4), False)], ids=str)
+def test_each_copy_needs_a_team_of_its_own(kernel, ranks, has_teams):
     """As copies that work together may be any of them. A team of two begins at an even rank."""
     layout = inside.layout(kernel, (8, 6), (2, 2), ranks, (None, (0, 1)))
-    assert kernel.plan.teams._has_teams(layout, ranks, 2) == found
+    assert kernel.plan.teams._has_teams(layout, ranks, 2) == has_teams
 
 
 def test_a_team_has_its_ranks_in_order_whichever_of_them_owns(kernel, monkeypatch):

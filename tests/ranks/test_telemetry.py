@@ -42,26 +42,26 @@ def test_metrics_of_ranks_add_up_to_those_of_one_process(kernel, pools, name, sp
     sizes = [(13, 7), (9, 30), (22, 22)]
     specs = tuple(Spec(f"layers.{i}.up.weight", size, layout) for i, size in enumerate(sizes))
     case = Case((*specs, Spec("tok_embeddings.weight", (30, 14), layout)), {"chunk_bytes": 400}, spoiled=spoiled)
-    found = pools(4).run(metrics_of_step, case)
+    metrics = pools(4).run(metrics_of_step, case)
     with one_thread():
         alone = metrics_of_step(kernel, case, lambda value, layout: nn.Parameter(value))
     for key in ("matrices", "matrices_not_finite"):
-        assert sum(own[key] for own in found) == alone[key]
+        assert sum(share[key] for share in metrics) == alone[key]
     # In two orders of summation, of float32 norms; NaN where the whole is. Gradients' norms are those of the parts.
     for key in ("muon_update_norm", "muon_gradient_norm", "fallback_gradient_norm"):
-        assert sum(own[key] ** 2 for own in found) ** 0.5 == pytest.approx(alone[key], rel=1e-6, nan_ok=True), key
-    assert all(math.isfinite(own["muon_update_norm"]) for own in found if not own["matrices_not_finite"])
+        assert sum(share[key] ** 2 for share in metrics) ** 0.5 == pytest.approx(alone[key], rel=1e-6, nan_ok=True), key
+    assert all(math.isfinite(share["muon_update_norm"]) for share in metrics if not share["matrices_not_finite"])
 
 
 def test_an_owner_of_several_matrices_of_one_size_has_the_rms_of_all(kernel, pools):
     """Each owns two of eight, and the mean of squares over all ranks is that of one process."""
     specs = tuple(Spec(f"layers.{i}.up.weight", (12, 20), LAYOUTS["rows"]) for i in range(8))
     case = Case(specs, {"ns_dtype": "float32"})
-    found = pools(4).run(metrics_of_step, case)
+    metrics = pools(4).run(metrics_of_step, case)
     with one_thread():
         alone = metrics_of_step(kernel, case, lambda value, layout: nn.Parameter(value))
-    assert [own["matrices"] for own in found] == [2] * 4
-    mean = sum(own["muon_update_rms"] ** 2 for own in found) / 4
+    assert [share["matrices"] for share in metrics] == [2] * 4
+    mean = sum(share["muon_update_rms"] ** 2 for share in metrics) / 4
     assert mean**0.5 == pytest.approx(alone["muon_update_rms"], rel=1e-6)  # of float32 norms, in two orders
 
 
@@ -80,12 +80,12 @@ def test_matrices_without_a_gradient_do_not_count(kernel, pools, settings):
     sizes = [(4, 64)] * 4 + [(4, 60)] * 4
     specs = tuple(Spec(f"layers.{i}.up.weight", size, LAYOUTS["columns"]) for i, size in enumerate(sizes))
     case = Case(specs, {"ns_dtype": "float32", **settings})
-    found = pools(4).run(metrics_of_one_gradient, case)
+    metrics = pools(4).run(metrics_of_one_gradient, case)
     with one_thread():
         alone = metrics_of_one_gradient(kernel, case, lambda value, layout: nn.Parameter(value))
-    working = [each for each in found if each["matrices"]]
+    working = [each for each in metrics if each["matrices"]]
     assert alone["matrices"] == 1 and {each["matrices"] for each in working} == {1}
-    assert all(each["muon_update_rms"] == 0 for each in found if not each["matrices"])
+    assert all(each["muon_update_rms"] == 0 for each in metrics if not each["matrices"])
     of_all = sum(each["muon_update_rms"] ** 2 for each in working) / len(working)
     # In float32 the two methods differ by roundings, by far less than a matrix more or less.
     assert of_all**0.5 == pytest.approx(alone["muon_update_rms"], rel=1e-3)
@@ -94,8 +94,8 @@ def test_matrices_without_a_gradient_do_not_count(kernel, pools, settings):
 def test_an_owner_takes_no_norms_that_hyperball_replaces(kernel, pools):
     specs = tuple(Spec(f"layers.{i}.up.weight", (24, 16), LAYOUTS["rows"]) for i in range(3))
     case = Case(specs, {"experimental_hyperball": True})
-    found = pools(4).run(metrics_without_a_pass, case)
+    metrics = pools(4).run(metrics_without_a_pass, case)
     with one_thread():
         alone = metrics_of_step(kernel, case, lambda value, layout: nn.Parameter(value))
     key = "muon_update_norm"
-    assert sum(own[key] ** 2 for own in found) ** 0.5 == pytest.approx(alone[key], rel=1e-6) and alone[key] > 0
+    assert sum(share[key] ** 2 for share in metrics) ** 0.5 == pytest.approx(alone[key], rel=1e-6) and alone[key] > 0

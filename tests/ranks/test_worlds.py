@@ -70,7 +70,7 @@ def groups_of_meshes_in_two_worlds(kernel, folder: str) -> list[bool]:
 
     Old optimizers go on, and ones that have been made in the first world begin in the second.
     """
-    own, old, groups = [], [], []
+    flags, old, groups = [], [], []
     for world in range(2):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))["dp"]
         groups.append(mesh.get_group())  # which is kept by whoever has asked for it
@@ -80,9 +80,9 @@ def groups_of_meshes_in_two_worlds(kernel, folder: str) -> list[bool]:
             give_gradients([p], world)
             optimizer.step()
         old += [new, late]
-        own.append(kernel.plan.process_groups.group_of(tuple(mesh.mesh.tolist())) is mesh.get_group())
+        flags.append(kernel.plan.process_groups.group_of(tuple(mesh.mesh.tolist())) is mesh.get_group())
         enter_another_world(f"{folder}/{world}")
-    return own
+    return flags
 
 
 def test_the_groups_of_a_mesh_are_found_again_after_a_restart(fresh_pool, tmp_path):
