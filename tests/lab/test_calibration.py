@@ -28,9 +28,9 @@ def hopper(kernel, monkeypatch):
 
 def test_each_calibration_measures_something(lab):
     pytest.importorskip("triton")
-    found = {item.key: item.run() for item in calibration.items(lab)}
-    assert len(found) == 5
-    for key, value in found.items():
+    calibrations = {item.key: item.run() for item in calibration.items(lab)}
+    assert len(calibrations) == 5
+    for key, value in calibrations.items():
         of_model = [x for name, x in value.items() if name.startswith(("predicted", "needed"))]
         measured = [x for name, x in value.items() if not name.startswith(("predicted", "needed"))]
         assert all(map(math.isfinite, measured)), (key, value)
@@ -50,8 +50,8 @@ def test_what_the_model_says_stands_beside_it(lab, hopper, monkeypatch):
 
 
 def test_products_are_rated_by_the_flops_of_a_full_one(lab, hopper, monkeypatch):
-    found = calibration.sweep_symmetric_gemm.Result("float16", (2, 8, 4), [], 1e-9, 0.1, 2e-9, 0.2, 4e-9, 8e-9)
-    monkeypatch.setattr(calibration.sweep_symmetric_gemm, "measure", lambda *_: found)
+    measurement = calibration.sweep_symmetric_gemm.Result("float16", (2, 8, 4), [], 1e-9, 0.1, 2e-9, 0.2, 4e-9, 8e-9)
+    monkeypatch.setattr(calibration.sweep_symmetric_gemm, "measure", lambda *_: measurement)
     rates = calibration.product(lab, (2, 8, 4))
     flops = 2 * 2 * 8 * 8 * 4
     names = "tera_flops", "torch_tera_flops", "predicted_tera_flops", "predicted_torch_tera_flops"
@@ -75,8 +75,8 @@ def test_a_wrong_product_is_named(lab, monkeypatch):
 def test_sums_of_a_dominant_row_reach_the_end_of_the_range(lab, monkeypatch):
     """Parts may come as near to float16's largest number as the folded scale lets them; a sum beyond it fails."""
     products = lab.kernel.kernels.products
-    found = calibration.dominant_row(lab, 128)
-    assert 0.95 * 65504 < found["largest_part"] < 65504
+    sums = calibration.dominant_row(lab, 128)
+    assert 0.95 * 65504 < sums["largest_part"] < 65504
     table = products.BATCHED._replace(gram_affine=lambda A, b, c, a: c * (A @ A * 1.1) + b * A)
     monkeypatch.setattr(products, "BATCHED", table)
     with pytest.raises(FailedError, match="float16's range"):  # as A A is rounded before it is multiplied by c
@@ -88,9 +88,9 @@ def test_rate_and_gap_are_told_apart(lab, monkeypatch):
     large = calibration.CPU_CACHE // 4
     seconds = [calibration.PASSES * (3e-6 + moved / 5e12) for moved in (large / calibration.TIMES, large)]
     monkeypatch.setattr(calibration, "take_turns", lambda *_: [(each, 0.0) for each in seconds])
-    found = calibration.passes(lab)
-    assert found["giga_bytes"] == pytest.approx(5000) and found["gap_microseconds"] == pytest.approx(3)
-    assert found["predicted_gap_microseconds"] == 1e6 * GAP and found["needed_by_tiles_giga_bytes"] is None
+    rates = calibration.passes(lab)
+    assert rates["giga_bytes"] == pytest.approx(5000) and rates["gap_microseconds"] == pytest.approx(3)
+    assert rates["predicted_gap_microseconds"] == 1e6 * GAP and rates["needed_by_tiles_giga_bytes"] is None
     monkeypatch.setattr(calibration, "take_turns", lambda *_: [(1.0, 0.0), (1.0, 0.0)])
     with pytest.raises(FailedError, match="more bytes took no more time"):
         calibration.passes(lab)

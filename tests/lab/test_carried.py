@@ -17,9 +17,9 @@ def carry(lab: Path, kept: Path) -> None:
     """Copy what the page lists from a lab's folder."""
     section = page.__doc__.partition("Between two runs, carry")[2].partition("Records stay valid")[0]
     for pattern in re.findall(r"^ {4}(\S+)", section, re.MULTILINE):
-        for found in lab.glob(pattern):
-            target = kept / found.relative_to(lab)
-            (shutil.copytree if found.is_dir() else shutil.copyfile)(found, target)
+        for path in lab.glob(pattern):
+            target = kept / path.relative_to(lab)
+            (shutil.copytree if path.is_dir() else shutil.copyfile)(path, target)
 
 
 def test_a_candidate_that_lost_the_gpu_is_left_out_on_the_next_machine(lab, tmp_path_factory, monkeypatch):
@@ -27,10 +27,10 @@ def test_a_candidate_that_lost_the_gpu_is_left_out_on_the_next_machine(lab, tmp_
     measurements, product = lab.kernel.kernels.speeds.measurements, lab.kernel.kernels.gpu.symmetric_gemm
     launch = product.launch_symmetric_gemm
 
-    def lose(*given) -> None:
-        if given[-1].tile_k == 64:
+    def lose(*arguments) -> None:
+        if arguments[-1].tile_k == 64:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        launch(*given)
+        launch(*arguments)
 
     monkeypatch.setattr(product, "launch_symmetric_gemm", lose)
     with pytest.raises(RuntimeError, match="start it again; it will leave this candidate out"):

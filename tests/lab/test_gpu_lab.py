@@ -101,9 +101,9 @@ def test_ways_of_a_step_stand_side_by_side(lab):
     """Launched kernel by kernel, after a warm-up, and captured whole. One that cannot be taken has a mark."""
     with counted_graphs(lab.kernel, "cpu") as graphs:
         rows = step_ways.compare_ways(lab, "gpt2-124m")["results"]
-    found = {row["step of"]: row["milliseconds"] for row in rows}
-    assert list(found)[:3] == ["optimizer", "optimizer, warmed up", "optimizer, whole step captured"]
-    assert all(time > 0 for time in found.values()) and graphs.replays > graphs.captures > 0
+    times = {row["step of"]: row["milliseconds"] for row in rows}
+    assert list(times)[:3] == ["optimizer", "optimizer, warmed up", "optimizer, whole step captured"]
+    assert all(time > 0 for time in times.values()) and graphs.replays > graphs.captures > 0
     assert step_ways.row_of("a way", None, "needs a GPU") == {
         "step of": "a way", "milliseconds": "needs a GPU", "spread": None,
     }  # fmt: skip
@@ -198,8 +198,8 @@ def test_a_failed_sweep_goes_on_with_its_rows(lab):
     failed = {"ended": "status 1", **facts(lab.kernel, lab.device, {}), LOST: {"peer": "lost"}, "results": rows}
     append(lab.out / FILE, Record("measure", "bookkeeping", "failed", 1.0, value=failed))
     item = measure.item_of(lab, sweep)
-    found = worker.note_waiting("measure", [item], lab.out / FILE)
-    append(lab.out / FILE, Record("measure", item.key, "failed", 0.0, "running", found[item.key]))
+    findings = worker.note_waiting("measure", [item], lab.out / FILE)
+    append(lab.out / FILE, Record("measure", item.key, "failed", 0.0, "running", findings[item.key]))
     assert measure.earlier_results(lab, sweep) == failed
 
 

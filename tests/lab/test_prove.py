@@ -63,13 +63,13 @@ def test_a_file_that_cannot_be_imported_is_named_and_the_rest_goes_on(tmp_path):
     records, broken = Records(tmp_path, {"device": "toy"}), tmp_path / "test_broken.py"
     (tmp_path / "test_toy.py").write_text("def test_right(): pass")
     broken.write_text("import no_such_module")
-    given = (str(tmp_path), f"--rootdir={tmp_path}")
-    assert prove(stage(tmp_path, 120), records, given)
-    found = records.of("prove")
-    assert found["test_toy.py::test_right"].status == "ok" and found["pytest"].status == "failed"
-    assert found["pytest"].problem == "test_broken.py: ModuleNotFoundError: No module named 'no_such_module'"
+    arguments = (str(tmp_path), f"--rootdir={tmp_path}")
+    assert prove(stage(tmp_path, 120), records, arguments)
+    entries = records.of("prove")
+    assert entries["test_toy.py::test_right"].status == "ok" and entries["pytest"].status == "failed"
+    assert entries["pytest"].problem == "test_broken.py: ModuleNotFoundError: No module named 'no_such_module'"
     broken.write_text("def test_mended(): pass")
-    assert prove(stage(tmp_path, 120), records, given)
+    assert prove(stage(tmp_path, 120), records, arguments)
     assert {record.status for record in records.of("prove").values()} == {"ok"} and len(records.of("prove")) == 3
 
 
@@ -88,14 +88,14 @@ def test_tests_that_were_not_reached_are_left_for_the_next_run(tmp_path, monkeyp
     records = Records(tmp_path, {"device": "toy"})
     file = tmp_path / "test_toy.py"
     file.write_text(TESTS)
-    given = (str(file), f"--rootdir={tmp_path}")
-    assert not prove(stage(tmp_path, 0.0), records, given)
+    arguments = (str(file), f"--rootdir={tmp_path}")
+    assert not prove(stage(tmp_path, 0.0), records, arguments)
     assert records.left("prove") == ["pytest"]
-    assert not prove(stage(tmp_path, 15), records, given)
+    assert not prove(stage(tmp_path, 15), records, arguments)
     left = {key.rpartition("_")[2]: records.of("prove")[key].problem for key in records.left("prove")}
     assert left == {"hung": INTERRUPTED, "dead": "", "lost": "", "last": ""}, (tmp_path / "lab.log").read_text()
     (tmp_path / "again").touch()
-    assert prove(stage(tmp_path, 120), records, given)
+    assert prove(stage(tmp_path, 120), records, arguments)
     assert [key.rpartition("_")[2] for key, each in records.of("prove").items() if each.status == "failed"] == ["wrong"]
 
 
@@ -107,8 +107,8 @@ def test_tests_after_too_many_crashes_are_left_for_the_next_run(tmp_path, monkey
     file.write_text(TESTS)
     toy = stage(tmp_path, 120)
     assert not prove(toy, records, (str(file), f"--rootdir={tmp_path}", "-k", "right or dead or last"))
-    found = {key.rpartition("_")[2]: record.status for key, record in records.of("prove").items()}
-    assert found == {"right": "ok", "dead": "failed", "last": "cut", "pytest": "ok"}, toy.log.read_text()
+    statuses = {key.rpartition("_")[2]: record.status for key, record in records.of("prove").items()}
+    assert statuses == {"right": "ok", "dead": "failed", "last": "cut", "pytest": "ok"}, toy.log.read_text()
     assert time.monotonic() < toy.until
 
 

@@ -74,9 +74,9 @@ def toy_path(tmp_path, monkeypatch):
 def test_a_broken_item_is_recorded_and_the_rest_goes_on(toy_path):
     records = Records(toy_path, {"device": "toy"})
     assert run_stage(stage(toy_path, 120), records)
-    found = records.of("toy")
-    assert {key: found[key].status for key in ("right", "last")} == {"right": "ok", "last": "ok"}
-    problems = {key: record.problem for key, record in found.items() if record.status == "failed"}
+    entries = records.of("toy")
+    assert {key: entries[key].status for key in ("right", "last")} == {"right": "ok", "last": "ok"}
+    problems = {key: record.problem for key, record in entries.items() if record.status == "failed"}
     assert problems.pop("wrong") == "two and two are five" and problems.pop("broken").startswith("KeyError")
     assert problems.pop("hung").startswith(
         "it ended its process, or did not end in 0.5 s; its process ended with status 1"
@@ -84,7 +84,7 @@ def test_a_broken_item_is_recorded_and_the_rest_goes_on(toy_path):
     assert problems.pop("stuck").startswith("it ended its process, or did not end in 0.5 s")
     assert problems.pop("dead").endswith("in 60 s; its process ended with status 7: no more")
     assert problems.pop("killed").endswith("in 60 s; its process ended with status -9 (SIGKILL): it said nothing")
-    assert not problems and found["right"].value == {"answer": 4} and found["wrong"].value == {"sum": 5}
+    assert not problems and entries["right"].value == {"answer": 4} and entries["wrong"].value == {"sum": 5}
 
     (toy_path / "again").touch()
     resumed = Records(toy_path, {"device": "toy"})
@@ -101,9 +101,9 @@ def test_a_stage_ends_with_its_time_and_the_next_run_does_what_is_left(toy_path,
     began = time.monotonic()
     assert not run_stage(stage(toy_path, 8.0, STAGE.replace("else 0.5", "else 600")), records)
     assert time.monotonic() - began < 12 and "its time is over" in capsys.readouterr().out
-    found = records.of("toy")
+    entries = records.of("toy")
     assert records.left("toy") == ["hung", "dead", "killed", "stuck", "last"]
-    assert found["hung"].problem == INTERRUPTED and found["wrong"].status == "failed"
+    assert entries["hung"].problem == INTERRUPTED and entries["wrong"].status == "failed"
 
     (toy_path / "again").touch()
     assert run_stage(stage(toy_path, 120), records)
@@ -200,8 +200,8 @@ def test_a_repeated_item_that_ends_its_process_does_not_end_the_stage(tmp_path, 
     records, ends = processes
     ends += [({"check": "failed"}, 1), ({"a": "ok"}, 0)]
     assert run_stage(stage(tmp_path, 60), records)
-    found = {key: record.status for key, record in records.of("toy").items()}
-    assert found == {"check": "failed", "start": "ok", "a": "ok"} and not ends
+    statuses = {key: record.status for key, record in records.of("toy").items()}
+    assert statuses == {"check": "failed", "start": "ok", "a": "ok"} and not ends
     assert "its process ended with status 1" in records.of("toy")["check"].problem
 
 

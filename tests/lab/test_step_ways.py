@@ -49,8 +49,8 @@ def test_a_way_that_loses_the_gpu_is_not_taken_again(run, loser, status, last):
     assert first.status == "failed" and lost and calls == last
     assert first.problem == f"{loser}: RuntimeError: {ERROR}"
     for _ in range(2):
-        found, lost, calls = run(loser, last)
-        assert found.status == status and not lost and not calls
-        times = {row["step of"]: row["milliseconds"] for row in found.value["results"]}
-        assert times.pop(loser) == found.value[LOST][loser] == f"lost the GPU: RuntimeError: {ERROR}"
+        record, lost, calls = run(loser, last)
+        assert record.status == status and not lost and not calls
+        times = {row["step of"]: row["milliseconds"] for row in record.value["results"]}
+        assert times.pop(loser) == record.value[LOST][loser] == f"lost the GPU: RuntimeError: {ERROR}"
         assert len(times) == 2 and all(isinstance(time, float) for time in times.values())

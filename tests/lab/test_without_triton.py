@@ -58,7 +58,7 @@ def test_laws_of_tritons_kernels_are_skipped_without_it(variant, tmp_path, monke
     lab, records = stage(tmp_path / "lab", 300), Records(tmp_path / "lab", {"device": "of compute capability 7.5"})
     lab.order["variants"] = str(variant.parent)
     assert prove(lab, records, ("-p", "old_gpu", "-m", "gpu", *LAUNCHING)), lab.log.read_text()
-    found = records.of("prove")
-    assert found.pop("pytest").status == "ok"
-    assert {(each.status, each.problem) for each in found.values()} == {("skipped", f"Skipped: {UNSUPPORTED}")}
-    assert all(any(key.startswith(given) for key in found) for given in LAUNCHING)
+    entries = records.of("prove")
+    assert entries.pop("pytest").status == "ok"
+    assert {(each.status, each.problem) for each in entries.values()} == {("skipped", f"Skipped: {UNSUPPORTED}")}
+    assert all(any(key.startswith(prefix) for key in entries) for prefix in LAUNCHING)
