@@ -59,10 +59,10 @@ def test_a_matrix_gets_the_bits_that_it_has_alone(kernel, monkeypatch, iteration
     before = [G.clone() for G in batches]
     outs = [torch.full_like(G, torch.nan) if written else None for G in batches]
     norms = [torch.linalg.vector_norm(G.double(), dim=(1, 2)) if written else None for G in batches]
-    found = chain.chained_polar_factors(
+    stacks = chain.chained_polar_factors(
         [chain.Operand(G, chosen, EPS, out, norm) for G, out, norm in zip(batches, outs, norms)]
     )
-    for G, old, factors, out in zip(batches, before, found, outs):
+    for G, old, factors, out in zip(batches, before, stacks, outs):
         alone = [kernel.polar.factors.polar_factors(g[None], chosen, EPS)[0] for g in G]
         assert torch.equal(factors, torch.stack(alone)) and torch.equal(G, old)
         assert out is None or torch.equal(out, factors)
@@ -126,10 +126,10 @@ def test_a_large_stack_is_worked_on_in_batches(kernel, monkeypatch, iteration, w
     monkeypatch.setattr(factors, "chain_key", lambda *_: "shared")
     G, chosen = drawn((7, 24, 40)), iteration(5)
     out, norms = (torch.empty_like(G), torch.linalg.vector_norm(G.double(), dim=(1, 2))) if written else (None, None)
-    found = factors.polar_factors(G, chosen, EPS, out, norms)
+    U = factors.polar_factors(G, chosen, EPS, out, norms)
     assert counts == [[2], [2], [3]]
-    assert torch.equal(found, *chained([chains.Operand(G, chosen, EPS)]))
-    assert out is None or torch.equal(out, found)
+    assert torch.equal(U, *chained([chains.Operand(G, chosen, EPS)]))
+    assert out is None or torch.equal(out, U)
 
 
 @pytest.mark.parametrize("key, together", [("shared", 7), (None, 7), (None, 3)])
@@ -192,8 +192,8 @@ def test_peak_memory_follows_a_formula(kernel, monkeypatch, longer, method, toge
     formula = 2 * 2 * elements + count * (2 * square + rounded) + max(5 * together * square, wide)
     with Allocations() as held:
         chains = kernel.polar.chains
-        found = chains.chained_polar_factors([chains.Operand(G, chosen, EPS) for G in batches])
-    assert {factors.dtype for factors in found} == {torch.float16}
+        stacks = chains.chained_polar_factors([chains.Operand(G, chosen, EPS) for G in batches])
+    assert {factors.dtype for factors in stacks} == {torch.float16}
     # Norms and their intermediate results are a few numbers a row; what is counted later is freed before.
     assert 2 * 2 * elements + count * square <= held.peak <= formula + 64 * m * count
 

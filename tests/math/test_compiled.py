@@ -57,8 +57,8 @@ def test_compiles_to_one_graph_with_the_same_result(kernel, float32_by_default, 
 def test_compiling_for_a_gpu_warns_of_no_cache(kernel, monkeypatch, dynamic, gain):
     """Also where the symmetric kernel is chosen."""
     if gain is not None:
-        found = kernel.kernels.speeds.gains.Gain(gain, "shipped")
-        monkeypatch.setattr(kernel.kernels.products, "symmetric_choice", lambda *asked: found)
+        choice = kernel.kernels.speeds.gains.Gain(gain, "shipped")
+        monkeypatch.setattr(kernel.kernels.products, "symmetric_choice", lambda *asked: choice)
     torch._dynamo.reset()
     factor = torch.compile(
         lambda G: kernel.orthogonalize(G, method="standard"), fullgraph=True, dynamic=dynamic, backend="eager"

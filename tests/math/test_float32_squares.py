@@ -58,8 +58,12 @@ def test_float32_squares_are_the_default_where_bfloat16_is_twice_as_fast(kernel,
 def test_ranks_sum_gram_matrices_of_bfloat16_in_float32_alone(kernel):
     schedule = kernel.schedules.resolve_schedule("polar_express", 5)
     case = CPU, torch.bfloat16, (64, 640), schedule
-    found = kernel.iteration.summed_iteration(*case, "gram_float32")
-    assert (found.method, found.work_dtype, found.chain_dtype) == ("gram_float32", torch.bfloat16, torch.float32)
+    iteration = kernel.iteration.summed_iteration(*case, "gram_float32")
+    assert (iteration.method, iteration.work_dtype, iteration.chain_dtype) == (
+        "gram_float32",
+        torch.bfloat16,
+        torch.float32,
+    )
     assert kernel.iteration.summed_iteration(*case, "gram") is None
 
 

@@ -237,14 +237,14 @@ def test_one_launch_is_chosen_only_where_measured_faster(kernel, monkeypatch, ga
 def test_one_launch_takes_no_derivative_and_says_who_measured_it(kernel, monkeypatch):
     """autograd and torch.func cannot see through a kernel."""
     ship(kernel, monkeypatch, (64, 256, 1.1))
-    schedule, found = kernel.schedules.resolve_schedule("polar_express", 5), {}
+    schedule, iterations = kernel.schedules.resolve_schedule("polar_express", 5), {}
     for transformed in (False, True):
         circumstances = kernel.kernels.circumstances.Circumstances(transformed=transformed)
         case = torch.device("cuda", 0), torch.float16, (64, 256), schedule, "auto", circumstances
-        found[transformed] = kernel.iteration.choose_iteration(*case)
-    assert found[False].in_one_launch and found[False]._replace(method="standard").squares[0] == 0
-    assert found[False].explained == f"{found[False]}, shipped"
-    assert not found[True].in_one_launch and found[True].explained == str(found[True])
+        iterations[transformed] = kernel.iteration.choose_iteration(*case)
+    assert iterations[False].in_one_launch and iterations[False]._replace(method="standard").squares[0] == 0
+    assert iterations[False].explained == f"{iterations[False]}, shipped"
+    assert not iterations[True].in_one_launch and iterations[True].explained == str(iterations[True])
 
 
 @pytest.mark.parametrize("method", ["standard", "gram"])

@@ -69,7 +69,7 @@ def run_case(kernel, case, G, dtype):
     matrices = G.reshape(-1, *G.shape[-2:])
     wide = matrices.to(torch.promote_types(G.dtype, dtype))
     options = [golden_options(kernel, case, X) for X in matrices]
-    results = [kernel.orthogonalize(X, dtype=dtype, **given) for X, given in zip(wide, options)]
+    results = [kernel.orthogonalize(X, dtype=dtype, **arguments) for X, arguments in zip(wide, options)]
     return torch.stack(results).reshape(G.shape)
 
 
@@ -226,9 +226,9 @@ def test_matrices_of_half_precision_are_divided_in_float32_where_a_gradient_is_n
     """By a norm above float16's range, whose inverse is subnormal there. Quotient and multiplier round to float32."""
     G = (8192 * (1 + torch.rand(2, 20, 30, generator=torch.Generator().manual_seed(0)))).to(dtype)
     exact = G.double() / torch.linalg.matrix_norm(G.double(), keepdim=True)
-    found = kernel.kernels.normalization.normalize(G.requires_grad_(), dtype, 1e-7).detach().double()
+    quotient = kernel.kernels.normalization.normalize(G.requires_grad_(), dtype, 1e-7).detach().double()
     roundoff = kernel.kernels.formats.unit_roundoff
-    assert ((found - exact).abs() <= (roundoff(dtype) + 3 * roundoff(torch.float32)) * exact).all()
+    assert ((quotient - exact).abs() <= (roundoff(dtype) + 3 * roundoff(torch.float32)) * exact).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)

@@ -88,17 +88,17 @@ def test_presets_reach_the_golden_bands(schedules, golden):
 def test_solver_gives_the_golden_schedules(schedules, golden):
     for case in golden["schedules"]:
         options = case["l"], case["num_iters"], case["safety_factor_eps"], case["cushion"]
-        found = schedules.polar_express(*options)
-        assert largest_relative_difference(found, case["coefficients_exact"]) <= case["tol_rel"], case["id"]
+        schedule = schedules.polar_express(*options)
+        assert largest_relative_difference(schedule, case["coefficients_exact"]) <= case["tol_rel"], case["id"]
 
 
 def test_solver_gives_the_golden_quintics(schedules, golden):
     with localcontext() as context:
         context.prec = 60
         for case in golden["quintic"]:
-            found = schedules.minimax_quintic(Decimal(case["l"]), Decimal(case["u"]))
-            found = [float(k) for k in found]
-            assert largest_relative_difference(found, case["coefficients_exact"]) <= case["tol_rel"], case["id"]
+            coefficients = schedules.minimax_quintic(Decimal(case["l"]), Decimal(case["u"]))
+            coefficients = [float(k) for k in coefficients]
+            assert largest_relative_difference(coefficients, case["coefficients_exact"]) <= case["tol_rel"], case["id"]
 
 
 def test_a_quintic_does_not_depend_on_the_callers_precision(schedules):
@@ -126,11 +126,11 @@ def test_solver_agrees_with_remez_on_a_grid(schedules, low, high):
 
 def test_solver_reproduces_the_polar_express_presets(schedules):
     for name, safety in (("polar_express", 1e-2), ("polar_express_safer", 2e-2)):
-        found = schedules.polar_express(lower=1e-3, steps=8, safety=safety, cushion=0.02)
+        schedule = schedules.polar_express(lower=1e-3, steps=8, safety=safety, cushion=0.02)
         published = schedules.PRESETS[name].coefficients
         # The published tables were solved in float64, which leaves the last, narrowest step five digits.
-        assert largest_relative_difference(found[:6], published[:6]) <= 1e-12
-        assert largest_relative_difference(found, published) <= 1e-5
+        assert largest_relative_difference(schedule[:6], published[:6]) <= 1e-12
+        assert largest_relative_difference(schedule, published) <= 1e-5
 
 
 def test_safety_divides_the_argument(schedules):
@@ -177,10 +177,10 @@ def test_coefficients_may_be_numbers_arrays_or_tensors(kernel, schedules, number
     """Numbers that float32 holds, so that all kinds mean the same."""
     expected = ((3.0, -4.0, 2.0),) * 2
     rows = [list(map(number, row)) for row in expected]
-    given = [rows, rows[0], np.array(expected), torch.tensor(expected)]
-    assert [schedules.resolve_schedule(each, 2) for each in given] == [expected] * 4
+    kinds = [rows, rows[0], np.array(expected), torch.tensor(expected)]
+    assert [schedules.resolve_schedule(each, 2) for each in kinds] == [expected] * 4
     p = "up.weight", torch.nn.Parameter(torch.ones(8, 8))
-    for each in given[1:]:
+    for each in kinds[1:]:
         (group, *_) = kernel.Muon([p], ns_coefficients=each).param_groups
         assert schedules.resolve_schedule(group["ns_coefficients"], 2) == expected
 

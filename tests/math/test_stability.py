@@ -178,8 +178,8 @@ def test_bound_holds_for_a_schedule_unlike_any_preset(kernel, stability):
     schedule = kernel.polar_express(1e-4, 5, 0.0, 0.0)
     for restarts in [(2,), (1, 3)]:
         bound = stability.amplification(schedule, restarts, INFINITESIMAL)
-        found = largest_amplification(stability.split(schedule, restarts), three_values(), places(3))
-        assert 0.5 * bound <= found <= 10**0.1 * bound, restarts
+        amplification = largest_amplification(stability.split(schedule, restarts), three_values(), places(3))
+        assert 0.5 * bound <= amplification <= 10**0.1 * bound, restarts
 
 
 def test_float16_rounding_changes_no_more_than_the_bound(stability, schedule):
