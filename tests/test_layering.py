@@ -37,9 +37,9 @@ LOWEST = {"torch.distributed": "plan", "torch.optim": "muon", "triton": "kernels
 
 
 def floor(part):
-    found = [i for i, names in enumerate(FLOORS) if part in names]
-    assert found, f"{part} stands on no floor: give it one here and in docs/architecture.md"
-    return found[0]
+    floors = [i for i, names in enumerate(FLOORS) if part in names]
+    assert floors, f"{part} stands on no floor: give it one here and in docs/architecture.md"
+    return floors[0]
 
 
 def files_of(package):
@@ -80,46 +80,46 @@ def read(module, text):
     """Return which modules of the package a file imports, and what breaks a rule in it, as sentences."""
     tree = ast.parse(text, feature_version=(3, 9))
     below = {other for other in relative_imports(module, tree) if other != ("_ops",)}
-    found = [f"{module} imports {o} from above" for o in below if floor(o[0]) > floor(module[0])]
-    found += [
+    breaches = [f"{module} imports {o} from above" for o in below if floor(o[0]) > floor(module[0])]
+    breaches += [
         f"{module} imports {o}, and {'/'.join(module[:2])} is self-contained"
         for o in below
         if module[:2] in SELF_CONTAINED and o[0] == module[0] and o[:2] != module[:2]
     ]
-    found += [
+    breaches += [
         f"{module} imports {name}, which begins with {LOWEST[library]}"
         for name in absolute_imports(tree)
         for library in LOWEST
         if name.startswith(library) and floor(module[0]) < floor(LOWEST[library])
     ]
     if ("_ops",) in relative_imports(module, tree) and module != ("kernels", "native"):
-        found.append(f"{module} imports the compiled ops, which kernels/native.py alone does")
+        breaches.append(f"{module} imports the compiled ops, which kernels/native.py alone does")
     imports = [node for node in ast.walk(tree) if isinstance(node, IMPORTS)]
-    found += [f"{module} hides an import" for node in imports if all(node is not top for top in at_the_top(tree))]
+    breaches += [f"{module} hides an import" for node in imports if all(node is not top for top in at_the_top(tree))]
     guarded = [
         node for node in tree.body if type(node) in GUARDS and any(isinstance(inner, IMPORTS) for inner in node.body)
     ]
-    found += [
+    breaches += [
         f"{module} guards an import, which {'/'.join(GUARDS[type(node)])}.py alone does"
         for node in guarded
         if module != GUARDS[type(node)]
     ]
     roots = {name.split(".")[0] for name in absolute_imports(tree)}
-    found += [f"{module} needs {root}" for root in roots - set(sys.stdlib_module_names) - {"torch", "triton"}]
-    return frozenset(below), tuple(found)
+    breaches += [f"{module} needs {root}" for root in roots - set(sys.stdlib_module_names) - {"torch", "triton"}]
+    return frozenset(below), tuple(breaches)
 
 
 def violations(texts):
     """Return what breaks a rule in the package's files, as sentences."""
-    graph, found = {}, []
+    graph, breaches = {}, []
     for module, text in texts.items():
         graph[module], broken = read(module, text)
-        found += broken
+        breaches += broken
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        found.append(f"imports go round: {error.args[1]}")
-    return found
+        breaches.append(f"imports go round: {error.args[1]}")
+    return breaches
 
 
 def test_imports_point_down_the_floors():

@@ -34,11 +34,11 @@ class Allocations(TorchDispatchMode):
         return sum(self._changes)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
+        inputs = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
         result = function(*args, **(kwargs or {}))
         for tensor in _tensors(result):
             storage = tensor.untyped_storage()
-            if storage._cdata not in given | self._alive:
+            if storage._cdata not in inputs | self._alive:
                 self._follow(storage)
         return result
 

@@ -20,18 +20,18 @@ def normalized(name: str) -> str:
 
 def with_requirements(names: list[str]) -> set[str]:
     """Return distributions and all that they ask for, as far as it is installed."""
-    found, left = set(), [normalized(name) for name in names]
+    distributions, left = set(), [normalized(name) for name in names]
     while left:
         name = left.pop()
-        if name in found:
+        if name in distributions:
             continue
-        found.add(name)
+        distributions.add(name)
         try:
             asked = metadata.requires(name) or []
         except metadata.PackageNotFoundError:  # for another platform
             continue
         left += [normalized(re.match(r"[\w.-]+", line)[0]) for line in asked if "extra ==" not in line]
-    return found
+    return distributions
 
 
 _NAMED = re.findall(r"^([\w-]+)==", _REQUIREMENTS.read_text(), re.MULTILINE)

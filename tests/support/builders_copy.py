@@ -56,12 +56,12 @@ def packages_of_flake(repository: Path) -> list[str]:
 
 def closure(names: list[str]) -> dict[str, Distribution]:
     """Return these distributions and all that they need, by name."""
-    found: dict[str, Distribution] = {}
+    distributions: dict[str, Distribution] = {}
     waiting = list(names)
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found[name] = distribution(name)
-            needed = map(Requirement, found[name].requires or ())
+        if name not in distributions:
+            distributions[name] = distribution(name)
+            needed = map(Requirement, distributions[name].requires or ())
             waiting += [need.name for need in needed if need.marker is None or need.marker.evaluate({"extra": ""})]
-    return found
+    return distributions

@@ -128,7 +128,7 @@ def steps(
     return [value.detach().cpu().clone() for value in (*params, *state)]
 
 
-def same_bits(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+def same_bits(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     """As bits: the lower halves of split master weights are kept as numbers, some of which are NaN."""
-    bits = [[x.reshape(-1).view(torch.uint8) for x in tensors] for tensors in (found, expected)]
-    return len(found) == len(expected) and all(map(torch.equal, *bits))
+    bits = [[x.reshape(-1).view(torch.uint8) for x in tensors] for tensors in (actual, expected)]
+    return len(actual) == len(expected) and all(map(torch.equal, *bits))

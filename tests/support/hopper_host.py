@@ -117,8 +117,8 @@ def build(repository: Path, folder: Path) -> Host:
     run([cuda.nvcc, *by_nvcc, "-Xcompiler", "-fPIC", "-c", repository / MODEL / "host.cu", "-o", host])
     run(["g++", *options, "-fPIC", "-c", repository / MODEL / "runtime.cpp", "-o", runtime])
     libraries = [f"-L{TORCH / 'lib'}", f"-Wl,-rpath,{TORCH / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
-    own = ["-Wl,-Bsymbolic", *(f"-Wl,--wrap={name}" for name in WRAPPED)]
-    run(["g++", "-shared", host, runtime, "-o", library, *own, *libraries])
+    link_options = ["-Wl,-Bsymbolic", *(f"-Wl,--wrap={name}" for name in WRAPPED)]
+    run(["g++", "-shared", host, runtime, "-o", library, *link_options, *libraries])
     return Host(library)
 
 

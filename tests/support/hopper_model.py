@@ -71,9 +71,9 @@ def sections(count: int, m: int, k: int, into: int) -> Tensor:
     tile along k and how many.
     """
     side = -(-m // 256)
-    found = torch.full((count * 8 * side * (side + 1) // 2, 8), -1, dtype=torch.int32)
-    torch.ops.hopper_model.sections(found, count, m, k, into)
-    return found[found[:, 0] >= 0]
+    rows = torch.full((count * 8 * side * (side + 1) // 2, 8), -1, dtype=torch.int32)
+    torch.ops.hopper_model.sections(rows, count, m, k, into)
+    return rows[rows[:, 0] >= 0]
 
 
 def triangle_rows(indices: Tensor) -> Tensor:

@@ -96,8 +96,8 @@ def _cutlass_version(checkout: Path, dependency: str) -> str | None:
     """Return the version that the CMake looks for, by a dependency such as `cutlass_4_5`; None if it looks for none."""
     name = dependency.replace("cutlass_", "Dependency::Cutlass")
     text = (checkout / PYPROJECT / "deps.rs").read_text()
-    found = re.search(rf'{name} => (?:(?!Dependency::).)*?version => "([\d.]+)"', text, re.S)
-    return found and found[1]
+    match = re.search(rf'{name} => (?:(?!Dependency::).)*?version => "([\d.]+)"', text, re.S)
+    return match and match[1]
 
 
 def build(source: Path) -> Path:

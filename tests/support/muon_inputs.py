@@ -34,14 +34,14 @@ UNORDERED = "warn on a bare unordered set of params"
 
 def optim_inputs(device="cpu", dtype=None):
     """torch's inputs for its Muon, which ours takes all, and those for what it has beyond that."""
-    own = [OptimizerInput(params=None, kwargs=kwargs, desc=desc) for desc, kwargs in SPECIFIC.items()]
-    return [*optim_inputs_func_muon(device, dtype), *own]
+    additions = [OptimizerInput(params=None, kwargs=kwargs, desc=desc) for desc, kwargs in SPECIFIC.items()]
+    return [*optim_inputs_func_muon(device, dtype), *additions]
 
 
 def optim_error_inputs(device="cpu", dtype=torch.float32):
     """torch's inputs for all optimizers, but for `TAKEN`, and the two for its Muon that are errors here as well."""
-    found = [e for e in get_error_inputs_for_all_optims(device, dtype) if e.optimizer_error_input.desc not in TAKEN]
-    for error in found:
+    errors = [e for e in get_error_inputs_for_all_optims(device, dtype) if e.optimizer_error_input.desc not in TAKEN]
+    for error in errors:
         error.error_regex = OTHER_WORDS.get(error.error_regex, error.error_regex)
         if error.optimizer_error_input.desc == UNORDERED:
             error.error_type, error.error_regex = TypeError, "not a set"
@@ -50,7 +50,7 @@ def optim_error_inputs(device="cpu", dtype=torch.float32):
     sparse = Parameter(torch.rand(4, 4))
     sparse.grad = torch.eye(4).to_sparse()
     return [
-        *found,
+        *errors,
         ErrorOptimizerInput(arbitrary, error_type=ValueError, error_regex="'arbitrary' is none of"),
         ErrorOptimizerInput(complex_, error_type=TypeError, error_regex="complex64"),
         ErrorOptimizerInput(

@@ -72,11 +72,11 @@ def layout_on(kernel, shape: Sequence[int], dims: int, world: int, draw: random.
 
 def factors(number: int, draw: random.Random) -> list[int]:
     """Return up to three factors of a number, of which some may be 1."""
-    found = []
+    divisors = []
     for _ in range(draw.randint(0, 2)):
-        found.append(draw.choice([d for d in range(1, number + 1) if number % d == 0]))
-        number //= found[-1]
-    return [*found, number]
+        divisors.append(draw.choice([d for d in range(1, number + 1) if number % d == 0]))
+        number //= divisors[-1]
+    return [*divisors, number]
 
 
 def parts_of(rows: int, draw: random.Random) -> tuple[int, ...]:

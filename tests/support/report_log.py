@@ -19,13 +19,13 @@ class Verdict(NamedTuple):
 
 def read_log(file: Path) -> dict[str, Verdict]:
     """Return the verdict of each test that came to an end; a line that was cut off with the process is left out."""
-    found: dict[str, Verdict] = {}
+    verdicts: dict[str, Verdict] = {}
     for report in _reports(file, "TestReport"):
         if report["when"] == "call" or report["outcome"] != "passed":
-            earlier = found.get(report["nodeid"])
+            earlier = verdicts.get(report["nodeid"])
             if earlier is None or earlier.outcome == "passed":  # what fails in its setup or after it has failed
-                found[report["nodeid"]] = Verdict(report["outcome"], first_words(report), report["duration"])
-    return found
+                verdicts[report["nodeid"]] = Verdict(report["outcome"], first_words(report), report["duration"])
+    return verdicts
 
 
 def uncollected(file: Path) -> dict[str, str]:

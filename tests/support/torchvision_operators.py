@@ -16,11 +16,11 @@ _declared = torch.library.Library("torchvision", "FRAGMENT")
 
 def declare_missing() -> None:
     """Declare those operators of torchvision, where it is installed and torch cannot load them."""
-    found = PathFinder.find_spec("torchvision")
-    if found is None or hasattr(torch.ops.torchvision, "nms"):
+    spec = PathFinder.find_spec("torchvision")
+    if spec is None or hasattr(torch.ops.torchvision, "nms"):
         return
     try:
-        torch.ops.load_library(Path(found.origin).with_name("_C.so"))
+        torch.ops.load_library(Path(spec.origin).with_name("_C.so"))
     except OSError:
         for name in _NON_MAXIMUM_SUPPRESSION:
             _declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

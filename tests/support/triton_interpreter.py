@@ -46,10 +46,10 @@ def repair() -> None:
     if not triton.__version__.startswith(VERSIONS):
         raise RuntimeError(f"the repair is known to fit Triton {'* and '.join(VERSIONS)}*, not {triton.__version__}")
     for name, expected in SIGNATURES.items():
-        found = list(inspect.signature(getattr(builder, name)).parameters)
-        if found != expected:
+        parameters = list(inspect.signature(getattr(builder, name)).parameters)
+        if parameters != expected:
             raise RuntimeError(
-                f"Triton {triton.__version__} has {name}({', '.join(found)}), not ({', '.join(expected)})"
+                f"Triton {triton.__version__} has {name}({', '.join(parameters)}), not ({', '.join(expected)})"
             )
     if triton.__version__.startswith("3.6."):
         interpreter._patch_lang_tensor = _with_index(interpreter._patch_lang_tensor)

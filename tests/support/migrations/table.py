@@ -55,5 +55,5 @@ def call_here(origin: Origin) -> str:
 def call_there(origin: Origin, line: Line = _AS_IT_STANDS, tried: bool = True) -> str:
     """Return the call there with a line's arguments, as the test runs it or as the page shows it."""
     template = origin.tried if tried and origin.tried else origin.there
-    given = f", {line.theirs}" if line.theirs and line.known_there else ""
-    return template.format(**{"muon": "", "rest": "", line.part: given})
+    arguments = f", {line.theirs}" if line.theirs and line.known_there else ""
+    return template.format(**{"muon": "", "rest": "", line.part: arguments})
