@@ -26,8 +26,8 @@ def test_names_that_blocks_have_too_are_heads_outside_of_them(kernel, layer):
     """A block is a module with a number, or an attention; several heads have numbers, too."""
     heads = dict.fromkeys([f"{place.format(layer)}.weight" for place in OUTSIDE_OF_BLOCKS], "output_head")
     hidden = dict.fromkeys([f"{place.format(layer)}.weight" for place in BLOCKS], "matrix")
-    found = branches(kernel, [(name, (64, 32)) for name in {**heads, **hidden}])
-    assert {name: reason.split(":")[0] for name, (_, reason) in found.items()} == {**heads, **hidden}
+    routes = branches(kernel, [(name, (64, 32)) for name in {**heads, **hidden}])
+    assert {name: reason.split(":")[0] for name, (_, reason) in routes.items()} == {**heads, **hidden}
 
 
 # By hand: heads of several models, and of several depths, with numbers before or after their names.

@@ -93,8 +93,8 @@ def test_indices_that_are_missing_or_none_have_their_defaults(plan, absent):
     defaults = {"q_indices": [0, 1, 2, 3], "k_indices": [0, 0, 1, 1]}
     expected = plan({"head_dim": 4}, pair(4, 2))
     for key in (*defaults, None):
-        given = {} if key is None else {key: defaults[key]}
-        assert plan({"head_dim": 4, **absent, **given}, pair(4, 2)) == expected
+        indices = {} if key is None else {key: defaults[key]}
+        assert plan({"head_dim": 4, **absent, **indices}, pair(4, 2)) == expected
 
 
 def test_keys_follow_the_queries_whose_logits_have_another_order(plan):

@@ -54,21 +54,21 @@ def test_a_loaded_state_heals_it(kernel, device, copied):
     with pytest.raises(RuntimeError, match="broke off"):
         healed.step()
     healed.load_state_dict(saved[0])
-    own = [p for group in healed.param_groups for p in group["params"]]
+    healed_params = [p for group in healed.param_groups for p in group["params"]]
     by_shape = {tuple(p.shape): old for p, old in zip(params, saved[1])}
     with torch.no_grad():
-        for p in own:
+        for p in healed_params:
             p.copy_(by_shape[tuple(p.shape)])
     expected, others = optimizer_of(kernel, device)
     for seed in (1, 2):
         set_gradients(others, seed)
         expected.step()
     gradients = {tuple(p.shape): p.grad for p in others}
-    for p in own:
+    for p in healed_params:
         p.grad = gradients[tuple(p.shape)].clone()
     healed.step()
     ends = {tuple(p.shape): p for p in others}
-    assert all(torch.equal(p, ends[tuple(p.shape)]) for p in own)
+    assert all(torch.equal(p, ends[tuple(p.shape)]) for p in healed_params)
 
 
 def test_a_load_that_broke_off_is_known_and_another_load_heals_it(kernel, device):
@@ -173,8 +173,8 @@ def seen_while(patched: tuple, runs, look) -> object:
 
     with mock.patch.object(module, name, looked):
         runs()
-    (found,) = seen
-    return found
+    (outcome,) = seen
+    return outcome
 
 
 @pytest.mark.parametrize("method", ["state_dict", "step", "master_weights", "check_copies"])

@@ -35,21 +35,21 @@ def scaled_by(optimizer) -> set[str]:
     return {name for g in groups for name, p in zip(g["param_names"], g["params"]) if not bool((p == 1).all())}
 
 
-GIVEN = {
+FORMS = {
     "as pairs": lambda named: named.items(),
     "as two groups": lambda named: [{"params": list(named.items())[:3]}, {"params": list(named.items())[3:]}],
 }
 
 
-@pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN.keys())
-def test_positions_are_those_of_the_parameters_as_given(kernel, given):
-    assert scaled_by(muon(kernel, given(parameters()))) == SCALED
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+def test_positions_are_those_of_the_parameters_as_given(kernel, form):
+    assert scaled_by(muon(kernel, form(parameters()))) == SCALED
 
 
 def test_positions_need_no_names(kernel):
     """The bias is not known to belong to the queries then."""
-    found = scaled_by(muon(kernel, parameters().values()))
-    assert found == {f"param_{position}" for position in PAIR}
+    names = scaled_by(muon(kernel, parameters().values()))
+    assert names == {f"param_{position}" for position in PAIR}
 
 
 def loaded(kernel, optimizer):

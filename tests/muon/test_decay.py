@@ -196,8 +196,8 @@ def test_each_half_is_measured_by_the_rate_that_it_starts_with(kernel):
     """A tensor as `adamw_lr` has no ratio to `lr`, so AdamW's half has that as its `lr`."""
     optimizer = kernel.Muon(named_parameters().items(), lr=0.5, adamw_lr=torch.tensor(0.125), decay_mode="corrected")
     assert largest_rates(optimizer) == [0.5, 0.125]
-    given = kernel.Muon([{"params": named_parameters().items(), "decay_lr": 0.5}])  # for a mode that is set later
-    assert largest_rates(given) == [0.5, 0.5]
+    with_rate = kernel.Muon([{"params": named_parameters().items(), "decay_lr": 0.5}])  # for a mode that is set later
+    assert largest_rates(with_rate) == [0.5, 0.5]
 
 
 def test_corrected_decay_without_a_rate_raises(kernel):
@@ -212,8 +212,8 @@ def test_corrected_decay_without_a_rate_raises(kernel):
         )
     both = kernel.Muon([{"params": params.items(), "decay_lr": 0.5, "adamw_lr": 0.1}], decay_mode="corrected")
     assert largest_rates(both) == [0.5, 0.5]
-    given = kernel.Muon([{"params": params.items(), "decay_lr": 0.5}], lr=0.0, decay_mode="corrected")
-    assert largest_rates(given) == [0.5, 0.5]
+    with_rate = kernel.Muon([{"params": params.items(), "decay_lr": 0.5}], lr=0.0, decay_mode="corrected")
+    assert largest_rates(with_rate) == [0.5, 0.5]
     later = kernel.Muon(params.items())
     for group in later.param_groups:
         group["decay_mode"] = "corrected"

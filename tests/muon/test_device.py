@@ -31,14 +31,14 @@ Gradients = dict[str, Tensor]
 
 def distance(x: Tensor, reference: Tensor) -> float:
     """Relative error in the Frobenius norm; what is not a number is infinitely far."""
-    found = ((x.double().cpu() - reference.cpu()).norm() / reference.cpu().norm()).item()
-    return found if found == found else float("inf")
+    error = ((x.double().cpu() - reference.cpu()).norm() / reference.cpu().norm()).item()
+    return error if error == error else float("inf")
 
 
 def drawn(seed: int) -> Gradients:
     """Values for a vector and for matrices of several shapes, each of which is a batch by itself."""
-    found = {f"{name}.weight": normal(*shape[1:], seed=seed + i) for i, (name, shape) in enumerate(SHAPES.items())}
-    return {**found, "norm.weight": normal(100, seed=seed)}
+    matrices = {f"{name}.weight": normal(*shape[1:], seed=seed + i) for i, (name, shape) in enumerate(SHAPES.items())}
+    return {**matrices, "norm.weight": normal(100, seed=seed)}
 
 
 def copied(values: Gradients) -> dict[str, nn.Parameter]:
@@ -55,8 +55,8 @@ def take_step(optimizer, parameters, gradients: Gradients) -> None:
     optimizer.step()
 
 
-def assert_same_bits(found, expected) -> None:
-    assert [name for name, p in found.items() if not torch.equal(p, expected[name])] == []
+def assert_same_bits(parameters, expected) -> None:
+    assert [name for name, p in parameters.items() if not torch.equal(p, expected[name])] == []
 
 
 ITERATIONS = [(torch.float16, "gram", "wide"), *itertools.product(HALF_DTYPES, ["standard"], SHAPES)]
@@ -92,13 +92,13 @@ def test_training_stays_as_near_to_float64_as_on_a_cpu(kernel, device, dtype):
         inputs, targets = torch.randn(32, 96), torch.randn(32, 96)
 
     def trained(place: str, stored: torch.dtype, ns_dtype: torch.dtype) -> Tensor:
-        own = copy.deepcopy(model).to(place, stored)
-        optimizer = kernel.Muon(own.named_parameters(), lr=LR, ns_dtype=ns_dtype)
+        network = copy.deepcopy(model).to(place, stored)
+        optimizer = kernel.Muon(network.named_parameters(), lr=LR, ns_dtype=ns_dtype)
         for _ in range(10):
             optimizer.zero_grad()
-            (own(inputs.to(place, stored)) - targets.to(place, stored)).square().mean().backward()
+            (network(inputs.to(place, stored)) - targets.to(place, stored)).square().mean().backward()
             optimizer.step()
-        return torch.cat([p.detach().flatten().double().cpu() for p in own.parameters()])
+        return torch.cat([p.detach().flatten().double().cpu() for p in network.parameters()])
 
     exact = trained("cpu", torch.float64, torch.float64)
     cpus = distance(trained("cpu", torch.float32, dtype), exact)

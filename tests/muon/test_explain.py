@@ -40,9 +40,9 @@ def transformer(layers: int, width: int = 16) -> dict[str, Parameter]:
 def test_two_thousand_layers_are_four_lines(kernel):
     """And stay that many rows."""
     named = transformer(2000)
-    found = kernel.route(named.items())
-    assert len(found) == len(named) == len(list(found)) and [row.name for row in found] == list(named)
-    lines = str(found).splitlines()[2:-1]
+    explanation = kernel.route(named.items())
+    assert len(explanation) == len(named) == len(list(explanation)) and [row.name for row in explanation] == list(named)
+    lines = str(explanation).splitlines()[2:-1]
     assert [line.split("  ")[0] for line in lines] == [
         "wte.weight",
         *(f"blocks.{{0..1999}}.{name}.weight x 2000" for name in ("attn.qkv", "attn.proj", "mlp.up", "norm")),
@@ -183,12 +183,12 @@ def test_half_precision_that_torch_multiplies_slowly_is_noted(
 
 
 def test_print_sums_bytes_and_work_over_a_line(kernel):
-    found = kernel.Muon(transformer(3).items(), **SMALL).explain()
-    lines = {line.split(" ")[0]: line.split() for line in str(found).splitlines()}
+    explanation = kernel.Muon(transformer(3).items(), **SMALL).explain()
+    lines = {line.split(" ")[0]: line.split() for line in str(explanation).splitlines()}
     cells = lines["blocks.{0..2}.mlp.up.weight"]
     assert cells[1:3] == ["x", "3"] and cells[-4:-2] == [f"{3 * 64 * 16 * 4 / 1024:.1f}", "KiB"]
-    total = sum(row.flops or 0 for row in found)
-    assert cells[-2] == f"{3 * next(row.flops for row in found if 'mlp.up' in row.name) / total:.1%}"
+    total = sum(row.flops or 0 for row in explanation)
+    assert cells[-2] == f"{3 * next(row.flops for row in explanation if 'mlp.up' in row.name) / total:.1%}"
 
 
 class Cells(HTMLParser):
@@ -223,8 +223,8 @@ class Cells(HTMLParser):
 
 def test_a_notebook_shows_what_is_printed(kernel):
     """With the names of products in the lines themselves."""
-    found = kernel.Muon(transformer(3).items(), lr=0.5, **SMALL).explain()
-    html, printed = Cells(found._repr_html_()), str(found).splitlines()
+    explanation = kernel.Muon(transformer(3).items(), lr=0.5, **SMALL).explain()
+    html, printed = Cells(explanation._repr_html_()), str(explanation).splitlines()
     assert html.open == [] and html.rows[0] == printed[0].split()
     names = dict(line.split(" ", 1) for line in printed if line.startswith("["))
     plain = [re.split(r" {2,}", line) for line in printed[2 : 1 + len(html.rows)]]

@@ -181,11 +181,11 @@ def in_one_graph(function, params, optimizer):
 @pytest.mark.parametrize("function", [plain_step, with_clipping, with_zero_grad, with_backward])
 def test_one_graph_holds_what_it_holds_with_torchs_muon(kernel, function, scheduled):
     """torch itself breaks a graph at `backward` and `zero_grad`, and at a `step` that a scheduler has wrapped."""
-    found = []
+    answers = []
     for Muon in (kernel.Muon, torch.optim.Muon):
         params = {"up.weight": named_parameters()["up.weight"]}
         optimizer = Muon(list(params.items()))
         scheduler = StepLR(optimizer, 1) if scheduled else None
-        found.append(in_one_graph(function, params, optimizer))
+        answers.append(in_one_graph(function, params, optimizer))
         del scheduler
-    assert found == 2 * [function in (plain_step, with_clipping) and not scheduled]
+    assert answers == 2 * [function in (plain_step, with_clipping) and not scheduled]

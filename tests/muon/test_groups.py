@@ -38,8 +38,8 @@ def test_groups_override_settings_and_routing(kernel):
         adamw_lr=0.2,
     )
     keys = "use_muon", "lr", "lr_factor", "ns_steps", "param_names"
-    found = [tuple(group[key] for key in keys) for group in optimizer.param_groups]
-    assert found == [
+    settings = [tuple(group[key] for key in keys) for group in optimizer.param_groups]
+    assert settings == [
         (True, 0.1, 1.0, 3, ["wte.weight"]),
         (False, 0.5, 1.0, 5, ["up.weight"]),
         (True, 0.1, 1.0, 5, ["param_2"]),
@@ -65,9 +65,9 @@ def test_group_can_set_its_own_conv_mode_and_experts(kernel):
 def test_groups_differing_in_lr_and_decay_step_independently(kernel):
     """They share a batch all the same: see test_groups_with_equal_recipes_share_a_batch."""
     settings = [dict(lr=0.1, weight_decay=0.0), dict(lr=torch.tensor(0.02), weight_decay=0.5), dict(lr=0.0)]
-    together = [{"params": [(f"{i}.weight", Parameter(matrix(16, 16, i)))], **own} for i, own in enumerate(settings)]
+    together = [{"params": [(f"{i}.weight", Parameter(matrix(16, 16, i)))], **args} for i, args in enumerate(settings)]
     alone = [[(f"{i}.weight", Parameter(matrix(16, 16, i)))] for i in range(3)]
-    optimizers = [kernel.Muon(together), *(kernel.Muon(pair, **own) for pair, own in zip(alone, settings))]
+    optimizers = [kernel.Muon(together), *(kernel.Muon(pair, **args) for pair, args in zip(alone, settings))]
     for seed in range(2):
         for i, group in enumerate([*(group["params"] for group in together), *alone]):
             group[0][1].grad = matrix(16, 16, 10 * seed + i % 3)

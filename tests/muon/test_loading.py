@@ -217,7 +217,7 @@ def test_loading_brings_no_momentum_that_is_offloaded_to_the_device(kernel, monk
     monkeypatch.setattr(
         torch.optim.Optimizer,
         "_process_value_according_to_param_policy",
-        staticmethod(lambda *given, **options: moved.append(given) or honest(*given, **options)),
+        staticmethod(lambda *arguments, **options: moved.append(arguments) or honest(*arguments, **options)),
     )
     optimizer.load_state_dict(saved)
     assert not moved

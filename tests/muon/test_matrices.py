@@ -57,9 +57,9 @@ def view_and_parameter(matrices, case):
 def test_each_element_is_in_exactly_one_matrix(matrices, case):
     """Matrices have the shapes that the view tells."""
     view, p = view_and_parameter(matrices, case)
-    found = view.matrices(p)
-    assert tuple(tuple(M.shape) for M in found) == view.shapes
-    elements = torch.cat([M.flatten() for M in found])
+    parts = view.matrices(p)
+    assert tuple(tuple(M.shape) for M in parts) == view.shapes
+    elements = torch.cat([M.flatten() for M in parts])
     assert torch.equal(elements.sort().values, torch.arange(float(p.numel())))
 
 

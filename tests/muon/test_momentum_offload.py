@@ -33,7 +33,9 @@ def pair(kernel, device="cpu", **settings):
     """Parameters and optimizers without and with offload."""
     both = [parameters(device) for _ in range(2)]
     settings = dict(lr=0.02, expert_keys=["experts"], **settings)
-    return both, [kernel.Muon(params.items(), offload=own, **settings) for params, own in zip(both, (False, True))]
+    return both, [
+        kernel.Muon(params.items(), offload=offload, **settings) for params, offload in zip(both, (False, True))
+    ]
 
 
 def momentum_of(optimizer, params):
@@ -44,16 +46,16 @@ def momentum_of(optimizer, params):
 def test_offload_changes_no_bit_of_parameters_and_state(kernel, device, variant):
     (params, others), (optimizer, offloaded) = pair(kernel, device, **VARIANTS[variant])
     for seed, without in enumerate([(), ("up.weight", "experts.up"), params.keys(), ()]):
-        for own, each in ((params, optimizer), (others, offloaded)):
-            for name, p in own.items():
+        for weights, each in ((params, optimizer), (others, offloaded)):
+            for name, p in weights.items():
                 gradient = torch.randn(p.shape, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
                 p.grad = None if name in without else gradient.to(device)
             each.step()
     offloaded.state_dict()  # waits
     assert same_bits(params, others)
-    expected, found = state_of(optimizer, params), state_of(offloaded, others)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(expected[key].cpu(), found[key].cpu()) for key in expected)
+    expected, state = state_of(optimizer, params), state_of(offloaded, others)
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(expected[key].cpu(), state[key].cpu()) for key in expected)
 
 
 def test_only_momentum_is_in_host_memory(kernel, device):
@@ -91,15 +93,15 @@ def resumed(state_dict, kernel, params, offload):
 def test_run_resumes_with_or_without_offload(kernel, before, after):
     """Where momentum lives is a matter of the machine, which may be another: the loaded settings do not say it."""
     (params, others), optimizers = pair(kernel)
-    first, own = optimizers[before], (params, others)[before]
-    take_steps(first, own, range(2))
-    copies = copy.deepcopy(own)
+    first, originals = optimizers[before], (params, others)[before]
+    take_steps(first, originals, range(2))
+    copies = copy.deepcopy(originals)
     second = resumed(copy.deepcopy(first.state_dict()), kernel, copies, after)
     assert all(group["offload"] is after for group in second.param_groups)
-    take_steps(first, own, range(2, 4))
+    take_steps(first, originals, range(2, 4))
     take_steps(second, copies, range(2, 4))
     assert (host_of(second) is not None) is after
-    assert same_bits(own, copies) and second.state_dict()["state"].keys() == first.state_dict()["state"].keys()
+    assert same_bits(originals, copies) and second.state_dict()["state"].keys() == first.state_dict()["state"].keys()
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
@@ -127,11 +129,11 @@ def test_offload_setting_is_live(kernel):
 
 def test_the_dtype_that_momentum_gets_later_is_live(kernel):
     both, optimizers = pair(kernel)
-    for own, optimizer in zip(both, optimizers):
-        take_steps(optimizer, own, [0])
+    for params, optimizer in zip(both, optimizers):
+        take_steps(optimizer, params, [0])
         for group in optimizer.param_groups:
             group["momentum_dtype"] = "bfloat16"
-        take_steps(optimizer, own, range(1, 3))
+        take_steps(optimizer, params, range(1, 3))
     assert {buffer.dtype for buffer in momentum_of(optimizers[1], both[1]).values()} == {torch.bfloat16}
     assert same_bits(*both)
 

@@ -26,8 +26,8 @@ def test_packing_reads_gradient_and_momentum_and_writes_momentum_and_directions(
     with fake_gpu(kernel, "torch"):
         G, M = (torch.empty(48, 80, device="cuda", dtype=momentum) for _ in range(2))
         U, norms = torch.empty(1, 48, 80, device="cuda", dtype=packed), torch.empty(1, device="cuda", dtype=FULL)
-        found = moved(kernel.kernels.native.momentum_pack_, [M], [G], U, 0.9, True, norms=norms)
-    assert found == G.numel() * (3 * momentum.itemsize + packed.itemsize) + norms.itemsize
+        traffic = moved(kernel.kernels.native.momentum_pack_, [M], [G], U, 0.9, True, norms=norms)
+    assert traffic == G.numel() * (3 * momentum.itemsize + packed.itemsize) + norms.itemsize
 
 
 @pytest.mark.parametrize("parameter, update", [(FULL, HALF), (FULL, FULL), (torch.bfloat16, HALF)])
@@ -37,16 +37,16 @@ def test_descent_reads_parameter_and_update_and_writes_the_parameter(kernel, par
             torch.empty(*size, device="cuda", dtype=d) for size, d in [((48, 80), parameter), ((1, 48, 80), update)]
         )
         numbers = [torch.empty(1) for _ in range(3)]
-        found = moved(kernel.kernels.native.descend_, [P], U, *numbers)
-    assert found == P.numel() * (2 * parameter.itemsize + update.itemsize)
+        traffic = moved(kernel.kernels.native.descend_, [P], U, *numbers)
+    assert traffic == P.numel() * (2 * parameter.itemsize + update.itemsize)
 
 
 def test_normalizing_reads_a_matrix_and_its_norm_and_writes_another_matrix(kernel):
     with fake_gpu(kernel, "torch"):
         X, out = (torch.empty(1, 48, 80, device="cuda", dtype=dtype) for dtype in (FULL, HALF))
         norms = torch.empty(1, device="cuda", dtype=torch.float64)
-        found = moved(kernel.kernels.native.normalize_, out, X, norms, 1e-7, 1.0)
-    assert found == X.numel() * (4 + 2) + 8
+        traffic = moved(kernel.kernels.native.normalize_, out, X, norms, 1e-7, 1.0)
+    assert traffic == X.numel() * (4 + 2) + 8
 
 
 def test_adamw_only_reads_the_gradient_and_changes_the_other_three():
@@ -54,8 +54,8 @@ def test_adamw_only_reads_the_gradient_and_changes_the_other_three():
         tensors = [[torch.empty(5000, device="cuda")] for _ in range(4)]
         numbers = {"lr": 1.0, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1e-8}
         flags = {"amsgrad": False, "maximize": False}
-        found = moved(torch._fused_adamw_, *tensors, [], [torch.ones(())], **numbers, **flags)
-    assert found == 5000 * (4 + 3 * 8) == 5000 * ADAMW_BYTES
+        traffic = moved(torch._fused_adamw_, *tensors, [], [torch.ones(())], **numbers, **flags)
+    assert traffic == 5000 * (4 + 3 * 8) == 5000 * ADAMW_BYTES
 
 
 def test_a_product_reads_a_matrix_and_its_transpose_once_and_only_writes_its_result(kernel):
@@ -79,8 +79,10 @@ def test_torchs_sum_copies_its_addend_and_then_reads_the_copy(addend_is_a_factor
 def test_what_is_changed_in_place_moves_twice_and_what_is_overwritten_once():
     with FakeTensorMode():
         x, y = (torch.empty(1000, device="cuda") for _ in range(2))
-        found = [moved(f, *given) for f, given in [(x.mul_, (2.0,)), (x.fill_, (1.0,)), (x.zero_, ()), (x.add, (y,))]]
-    assert found == [8000, 4000, 4000, 12000]
+        traffic = [
+            moved(f, *operands) for f, operands in [(x.mul_, (2.0,)), (x.fill_, (1.0,)), (x.zero_, ()), (x.add, (y,))]
+        ]
+    assert traffic == [8000, 4000, 4000, 12000]
 
 
 def test_a_launch_takes_as_many_matrices_as_it_is_counted_for(repository):

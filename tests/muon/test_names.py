@@ -48,9 +48,9 @@ HEADS += ["classifier_head", "classification_head", "fc", "output", "proj_out"]
 @pytest.mark.parametrize("layer", [*HEADS, "tok", "pos", "shared"])
 def test_names_that_mean_little_deep_inside_are_heads_and_tables_at_the_top(kernel, layer, prefix):
     top, deep = f"{prefix}{layer}.weight", [f"{prefix}{place}{layer}.weight" for place in ("blocks.0.", f"{layer}.0.")]
-    found = branches(kernel, [(name, (64, 32)) for name in (top, *deep)])
+    routes = branches(kernel, [(name, (64, 32)) for name in (top, *deep)])
     kind = "output_head" if layer in HEADS else "embedding"
-    assert found == {top: ("adamw", f"{kind}:{layer}"), **dict.fromkeys(deep, ("muon", "matrix"))}
+    assert routes == {top: ("adamw", f"{kind}:{layer}"), **dict.fromkeys(deep, ("muon", "matrix"))}
 
 
 @pytest.mark.parametrize("layer", ["qa_outputs", "lm_head", "unembed"])
@@ -139,16 +139,16 @@ PATCHES = [
 @pytest.mark.parametrize("name", PATCHES)
 def test_patch_embeddings_go_one_way_in_every_library(kernel, name):
     """Convolutions and linear layers."""
-    found = branches(kernel, [(name, (48, 3, 4, 4)), (f"module.{name}", (48, 48))])
-    assert {branch for branch, _ in found.values()} == {"adamw"}
-    assert all(reason.startswith("embedding:") for _, reason in found.values())
+    routes = branches(kernel, [(name, (48, 3, 4, 4)), (f"module.{name}", (48, 48))])
+    assert {branch for branch, _ in routes.values()} == {"adamw"}
+    assert all(reason.startswith("embedding:") for _, reason in routes.values())
 
 
 @pytest.mark.parametrize("name", ["x_embedder.proj.weight", "model.pos_embed.proj.weight", "img_in.proj.weight"])
 def test_kernels_that_embed_patches_of_latents_are_known_in_diffusion_transformers(kernel, name):
     """DiT's, PixArt's and HunyuanVideo's; a layer of that name embeds positions."""
-    found = branches(kernel, [(name, (48, 16, 2, 2)), (f"blocks.0.{name}", (48, 48))])
-    assert list(found.values()) == [("adamw", f"embedding:{name.split('.')[-3]}"), ("muon", "matrix")]
+    routes = branches(kernel, [(name, (48, 16, 2, 2)), (f"blocks.0.{name}", (48, 48))])
+    assert list(routes.values()) == [("adamw", f"embedding:{name.split('.')[-3]}"), ("muon", "matrix")]
 
 
 @pytest.mark.parametrize("name", ["all_x_embedder.2-1.weight", "x_embedders.image.weight", "embeds.proj.weight"])
@@ -166,8 +166,8 @@ def test_layers_that_read_a_text_encoder_are_hidden(kernel, name):
 
 
 def test_fluxs_first_layer_embeds_patches_of_latents(kernel):
-    found = branches(kernel, [("img_in.weight", (64, 16)), ("blocks.0.img_in.weight", (64, 16))])
-    assert list(found.values()) == [("adamw", "embedding:img_in"), ("muon", "matrix")]
+    routes = branches(kernel, [("img_in.weight", (64, 16)), ("blocks.0.img_in.weight", (64, 16))])
+    assert list(routes.values()) == [("adamw", "embedding:img_in"), ("muon", "matrix")]
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ class Run:
     def __init__(self, kernel, given_groups, offload=False):
         self.kernel, self.offload, self.missing, self.groups = kernel, offload, {}, []
         self.params = {}
-        for i, (members, own) in enumerate(given_groups):
+        for i, (members, overrides) in enumerate(given_groups):
             names = []
             for j, (shape, dtype, missing) in enumerate(members):
                 # Of the three-dimensional ones some are experts, by their names.
@@ -66,11 +66,13 @@ class Run:
                 self.params[name] = Parameter(torch.randn(shape, generator=generator).to(dtype))
                 self.missing[name] = missing
                 names.append(name)
-            self.groups.append((names, own))
+            self.groups.append((names, overrides))
         self.optimizer = self.build()
 
     def build(self):
-        grouped = [{"params": [(name, self.params[name]) for name in names], **own} for names, own in self.groups]
+        grouped = [
+            {"params": [(name, self.params[name]) for name in names], **overrides} for names, overrides in self.groups
+        ]
         return self.kernel.Muon(grouped, expert_keys=["experts"], offload=self.offload)
 
     def step(self, number):
@@ -112,14 +114,14 @@ def test_interrupted_run_equals_the_uninterrupted_one(kernel, given_groups, inte
 @given(groups)
 def test_parameter_steps_alone_as_it_does_among_others(kernel, given_groups):
     """Bit for bit on a CPU, but for stochastic rounding, whose draws follow from the place among the others."""
-    given_groups = [(members, {**own, "stochastic_rounding": False}) for members, own in given_groups]
+    given_groups = [(members, {**overrides, "stochastic_rounding": False}) for members, overrides in given_groups]
     together = Run(kernel, given_groups)
     for number in range(2):
         together.step(number)
-    for names, own in together.groups:
+    for names, overrides in together.groups:
         for name in names:
             alone = Run(kernel, given_groups)
-            alone.params, alone.groups = {name: alone.params[name]}, [([name], own)]
+            alone.params, alone.groups = {name: alone.params[name]}, [([name], overrides)]
             alone.optimizer = alone.build()
             for number in range(2):
                 alone.step(number)

@@ -75,19 +75,19 @@ def test_nearest_weight_decay_wins(kernel, group, constructor, expected):
 def test_an_argument_for_adamw_that_no_group_takes_is_a_warning(kernel, key, stronger):
     matrix, bias = ("w", Parameter(torch.ones(8, 8))), ("b", Parameter(torch.ones(8)))
     matrices, routed = {"params": [matrix], "use_muon": True}, {"params": [matrix]}
-    own = [{"params": [bias], stronger: 0.1}, {"params": [bias], stronger: 0.1, key: 0.2}]
-    for group in own:
+    groups = [{"params": [bias], stronger: 0.1}, {"params": [bias], stronger: 0.1, key: 0.2}]
+    for group in groups:
         for first in (matrices, routed):
             with pytest.warns(
                 UserWarning, match=f"^{key}=0.5 has no effect, because every group .* has its own {stronger}"
             ):
                 kernel.Muon([first, group], **{key: 0.5})
-    taken = [own[0], {"params": [("c", Parameter(torch.ones(8)))]}], [matrix, bias], [{"params": [bias], key: 0.5}]
+    taken = [groups[0], {"params": [("c", Parameter(torch.ones(8)))]}], [matrix, bias], [{"params": [bias], key: 0.5}]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for params in (*taken, [matrices], [{**own[0], stronger: 0.5}]):
+        for params in (*taken, [matrices], [{**groups[0], stronger: 0.5}]):
             kernel.Muon(params, **{key: 0.5})
-        kernel.Muon([matrices, own[0]])
+        kernel.Muon([matrices, groups[0]])
 
 
 def test_adamws_parameters_decay_by_their_own_weight_decay(kernel):

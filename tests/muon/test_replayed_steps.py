@@ -65,9 +65,9 @@ class Pair(NamedTuple):
             self.graphs.spoil(self.replayed)
 
         count = self.graphs.replays
-        found = steps(self.replayed, COUNT, before=spoiled, **options)
+        tensors = steps(self.replayed, COUNT, before=spoiled, **options)
         assert self.graphs.replays - count == COUNT * self.chains - left_out
-        assert same_bits(found, expected)
+        assert same_bits(tensors, expected)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

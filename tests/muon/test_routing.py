@@ -39,15 +39,15 @@ def test_names_exclude_at_least_what_the_wrapper_excludes(kernel, golden):
     """Stricter than the wrapper where its docstring is: embeddings and heads never go to Muon."""
     # It knows no convolutions.
     cases = [case for case in golden["make_param_groups"] if case["requires_grad"] and len(case["shape"]) < 3]
-    found = branches(kernel, [(case["name"], case["shape"]) for case in cases])
+    routes = branches(kernel, [(case["name"], case["shape"]) for case in cases])
     # A parameter of one particular model (modded-nanogpt) that the wrapper knows by name.
     particular = {"layers.1.smear"}
     for case in cases:
         if case["group"] == "non_matrix" and case["name"] not in particular:
-            assert found[case["name"]][0] == "adamw", case["name"]
-    assert found["layers.0.mlp.up.weight"] == found["layers.0.moe.experts.0.w1.weight"] == ("muon", "matrix")
+            assert routes[case["name"]][0] == "adamw", case["name"]
+    assert routes["layers.0.mlp.up.weight"] == routes["layers.0.moe.experts.0.w1.weight"] == ("muon", "matrix")
     for name in ("wte.weight", "lm_head.weight", "tok_embeddings.weight", "layers.0.norm2d.weight"):
-        assert found[name][0] == "adamw", name
+        assert routes[name][0] == "adamw", name
 
 
 @pytest.mark.parametrize(
@@ -213,9 +213,9 @@ def test_is_muon_overrides_routing_and_none_keeps_it(kernel):
 def test_is_muon_is_asked_by_name_and_none_keeps_routing(kernel):
     verdicts = {"wte.weight": True, "down.weight": False}
     optimizer = kernel.Muon(named_parameters().items(), is_muon=lambda name, p: verdicts.get(name))
-    found = {row.name: (row.branch, row.reason) for row in optimizer.explain().rows}
-    assert found["wte.weight"] == ("muon", "is_muon") and found["down.weight"] == ("adamw", "is_muon")
-    assert found["up.weight"] == ("muon", "matrix")
+    routes = {row.name: (row.branch, row.reason) for row in optimizer.explain().rows}
+    assert routes["wte.weight"] == ("muon", "is_muon") and routes["down.weight"] == ("adamw", "is_muon")
+    assert routes["up.weight"] == ("muon", "matrix")
 
 
 def test_routing_rows_print_as_a_table(kernel):

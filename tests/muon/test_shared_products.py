@@ -55,10 +55,10 @@ def test_shared_products_change_no_bit(kernel, sharing, settings):
     expected = steps(kernel.Muon(parameters(), **settings), 4)
     with sharing():
         optimizer = kernel.Muon(parameters(), **settings)
-        found = steps(optimizer, 4)
+        tensors = steps(optimizer, 4)
         assert sorted(map(len, plan_of(optimizer).chains())) == [1, 3]
         assert "6 matrices with a short side of 12 share their 12 x 12 products" in optimizer.explain().notes
-    assert same_bits(found, expected)
+    assert same_bits(tensors, expected)
 
 
 def test_groups_that_differ_share_products_and_keep_their_rules(kernel, sharing):
@@ -150,11 +150,11 @@ def test_metrics_are_those_of_batches_that_share_nothing(kernel, sharing):
 
     expected = metrics()
     with sharing():
-        found = metrics()
-    assert found.keys() == expected.keys() and found["matrices"] == expected["matrices"] == 7
+        readings = metrics()
+    assert readings.keys() == expected.keys() and readings["matrices"] == expected["matrices"] == 7
     # The same norms, whose squares are added in another order.
     for key, value in expected.items():
-        torch.testing.assert_close(torch.as_tensor(found[key]), torch.as_tensor(value), rtol=1e-6, atol=0)
+        torch.testing.assert_close(torch.as_tensor(readings[key]), torch.as_tensor(value), rtol=1e-6, atol=0)
 
 
 def test_a_chain_is_one_graph(kernel, sharing):
@@ -164,9 +164,9 @@ def test_a_chain_is_one_graph(kernel, sharing):
         optimizer.warmup(lambda done, total, what: said.append(what), budget=0)
         assert counted.captures == 2 and any(what.count(" with ") == 2 for what in said)
         assert "4 of 4 batches replay a CUDA graph, captured by warmup()" in optimizer.explain().notes
-        found = steps(optimizer, before=lambda step: counted.spoil(optimizer))
+        tensors = steps(optimizer, before=lambda step: counted.spoil(optimizer))
         assert counted.replays - counted.captures == 3 * 2
-    assert same_bits(found, expected)
+    assert same_bits(tensors, expected)
 
 
 def test_a_chain_is_eager_if_a_graph_gives_one_batch_other_bits(kernel, sharing, monkeypatch):

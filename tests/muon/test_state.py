@@ -231,7 +231,9 @@ def test_failed_load_changes_nothing(kernel, spoil):
     elif spoil == "settings":
         saved["param_groups"][1]["momentum"] = 5.0
     else:
-        optimizer.register_load_state_dict_pre_hook(lambda _, given: given["param_groups"][0].update(ns_steps=0))
+        optimizer.register_load_state_dict_pre_hook(
+            lambda _, state_dict: state_dict["param_groups"][0].update(ns_steps=0)
+        )
     with pytest.raises(ValueError):
         optimizer.load_state_dict(saved)
     after = optimizer.state_dict()

@@ -35,7 +35,7 @@ def test_metrics_are_the_norms_of_the_step(kernel, fallback, maximize):
     take_steps(optimizer, params, range(3))
     before = copy.deepcopy(params)
     take_steps(optimizer, params, [3])
-    found = optimizer.metrics()
+    metrics = optimizer.metrics()
     moved = {name: (p - before[name]).detach() for name, p in params.items()}
     matrices = [moved[name] for name in MATRICES]
     gradients = {name: p.grad for name, p in params.items()}
@@ -47,9 +47,9 @@ def test_metrics_are_the_norms_of_the_step(kernel, fallback, maximize):
         "muon_gradient_norm": norm_of(gradients.pop(name) for name in MATRICES),
         "fallback_gradient_norm": norm_of(gradients.values()),
     }
-    assert found.keys() == expected.keys()
+    assert metrics.keys() == expected.keys()
     # Norms of polar factors are float32.
-    assert {key: value.item() for key, value in found.items()} == pytest.approx(expected, rel=1e-6)
+    assert {key: value.item() for key, value in metrics.items()} == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_metrics_are_the_norms_of_the_step(kernel, fallback, maximize):
 )
 def test_norms_of_the_descent_are_those_of_a_pass(kernel, monkeypatch, settings):
     """The pass rounds a norm to float32, and its product with the step's size."""
-    found = []
+    runs = []
     for descended in True, False:
         if not descended:
             monkeypatch.setattr(kernel.step.batch, "norms_memory_for_descent", lambda *_: None)
@@ -65,8 +65,8 @@ def test_norms_of_the_descent_are_those_of_a_pass(kernel, monkeypatch, settings)
         optimizer = kernel.Muon(params.items(), **settings)
         take_steps(optimizer, params, range(3))
         metrics = {name: value.item() for name, value in optimizer.metrics().items()}
-        found.append((params, metrics, optimizer._norms[0].norms.dtype))
-    (params, metrics, wide), (others, passed, single) = found
+        runs.append((params, metrics, optimizer._norms[0].norms.dtype))
+    (params, metrics, wide), (others, passed, single) = runs
     assert same_bits(params, others) and (wide, single) == (torch.float64, torch.float32)
     assert metrics == pytest.approx(passed, rel=2 * 2.0**-24, abs=0)
 
@@ -113,8 +113,8 @@ def test_metrics_have_constant_names(kernel):
     after = optimizer.metrics()
     set_gradients(params, 0, without=params)
     optimizer.step()
-    for found in (fresh, optimizer.metrics()):
-        assert found.keys() == after.keys() and all(value == 0 for value in found.values())
+    for metrics in (fresh, optimizer.metrics()):
+        assert metrics.keys() == after.keys() and all(value == 0 for value in metrics.values())
     assert all(isinstance(value, torch.Tensor) and value.ndim == 0 for value in after.values())
 
 
@@ -154,7 +154,7 @@ def test_metrics_stay_when_a_scale_changes_after_the_step(kernel):
 @pytest.mark.parametrize("capturable", [False, True])
 @pytest.mark.parametrize("fallback", ["adamw", "nadamw"])
 def test_metrics_are_of_unscaled_gradients(kernel, fallback, capturable):
-    found = []
+    runs = []
     for scale in (1.0, 1024.0):
         params = named_parameters()
         optimizer = kernel.Muon(params.items(), fallback=fallback, capturable=capturable)
@@ -164,8 +164,8 @@ def test_metrics_are_of_unscaled_gradients(kernel, fallback, capturable):
             p.grad = scale * gradient_of(name, p, 0)
         scaler.step(optimizer)
         scaler.update(3.0)
-        found.append({key: value.item() for key, value in optimizer.metrics().items()})
-    assert found[0] == pytest.approx(found[1], rel=1e-6) and found[0]["fallback_gradient_norm"] > 1
+        runs.append({key: value.item() for key, value in optimizer.metrics().items()})
+    assert runs[0] == pytest.approx(runs[1], rel=1e-6) and runs[0]["fallback_gradient_norm"] > 1
 
 
 def test_overflowed_step_reports_no_updates(kernel):
@@ -178,9 +178,9 @@ def test_overflowed_step_reports_no_updates(kernel):
     for name in ("norm.weight", "up.weight"):
         params[name].grad.view(-1)[0] = float("nan")
     scaler.step(optimizer)
-    found = optimizer.metrics()
-    assert found["muon_update_norm"] == 0 and found["muon_update_rms"] == 0
-    assert found["matrices_not_finite"] == 0  # nothing was updated with what is not finite
+    metrics = optimizer.metrics()
+    assert metrics["muon_update_norm"] == 0 and metrics["muon_update_rms"] == 0
+    assert metrics["matrices_not_finite"] == 0  # nothing was updated with what is not finite
 
 
 @pytest.mark.parametrize("active, count, norm, rms", [([False, True], 1, 3.0, 1.5), ([False, False], 0, 0.0, 0.0)])
@@ -188,9 +188,9 @@ def test_matrices_without_a_gradient_on_any_rank_do_not_count(kernel, active, co
     """Whatever is in the place of their norms; also if there is no other matrix."""
     norms, one = torch.tensor([math.nan, 3.0], dtype=torch.float64), torch.tensor(1.0)
     update = kernel.step.finish.UpdateNorms(norms, 4, 1.0, one, torch.tensor(active))
-    found = {key: value.item() for key, value in kernel.step.metrics.update_metrics([update]).items()}
+    metrics = {key: value.item() for key, value in kernel.step.metrics.update_metrics([update]).items()}
     names = "matrices", "matrices_not_finite", "muon_update_norm", "muon_update_rms"
-    assert found == dict(zip(names, (count, 0, norm, rms)))
+    assert metrics == dict(zip(names, (count, 0, norm, rms)))
 
 
 def test_copies_have_their_own_metrics(kernel):

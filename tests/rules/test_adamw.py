@@ -89,15 +89,15 @@ def test_cautious_decay_copies_a_bounded_part_at_a_time(kernel, monkeypatch):
     assert max(peaks) <= (10 << 12) + 200
 
 
-@pytest.mark.parametrize("found", [0.0, 1.0])
-def test_gradients_stay_scaled_and_an_overflow_counts_no_step(kernel, found):
+@pytest.mark.parametrize("overflow", [0.0, 1.0])
+def test_gradients_stay_scaled_and_an_overflow_counts_no_step(kernel, overflow):
     """torch's kernel writes the unscaled gradients back."""
     tensors = drawn((7, 10), torch.float32)
     before = [t.clone() for t in tensors]
-    scaling = kernel.rules.scaling.GradientScaling(torch.tensor([8.0]), torch.tensor([found]))
+    scaling = kernel.rules.scaling.GradientScaling(torch.tensor([8.0]), torch.tensor([overflow]))
     rules, steps = kernel.rules.fallback, [torch.tensor(2.0)]
     kernel.rules.adamw.adamw_(
         rules.FallbackTensors(*([t] for t in tensors), steps), rules.FallbackRule(**SETTINGS), scaling
     )
-    assert torch.equal(tensors[1], before[1]) and steps[0] == 3 - found
-    assert torch.equal(tensors[0], before[0]) == bool(found)
+    assert torch.equal(tensors[1], before[1]) and steps[0] == 3 - overflow
+    assert torch.equal(tensors[0], before[0]) == bool(overflow)

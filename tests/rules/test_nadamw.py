@@ -158,8 +158,8 @@ def test_strides_do_not_matter(rules, dtype, turned):
     for row in other[1:]:
         row[place] = row[place].mT.contiguous().mT
     for rows in (plain, other):
-        given = [State(*row[2:]) for row in rows]
-        take_step(rules, [row[0] for row in rows], [row[1] for row in rows], given, rule(rules))
+        moments = [State(*row[2:]) for row in rows]
+        take_step(rules, [row[0] for row in rows], [row[1] for row in rows], moments, rule(rules))
     assert other[1][place].stride() != plain[1][place].stride()
     assert all(torch.equal(a, b) for row, other_row in zip(plain, other) for a, b in zip(row, other_row))
 

@@ -100,9 +100,9 @@ def test_dense_tensors_in_another_order_of_memory_are_joined_with_others(kernel,
         assert all(torch.equal(order(p), q) for p, q in zip(columns[:4], columns[4:]))
 
 
-@pytest.mark.parametrize("found", [0.0, 1.0])
-def test_gradients_stay_scaled_and_an_overflow_changes_nothing(kernel, threads, found):
-    scaling = torch.tensor([8.0]), torch.tensor([found])
+@pytest.mark.parametrize("overflow", [0.0, 1.0])
+def test_gradients_stay_scaled_and_an_overflow_changes_nothing(kernel, threads, overflow):
+    scaling = torch.tensor([8.0]), torch.tensor([overflow])
     tensors, alone, before = (drawn(kernel, COUNTS["as often"]) for _ in range(3))
     take_steps(kernel, tensors, scaling)
     for each in each_alone(alone):
@@ -110,7 +110,7 @@ def test_gradients_stay_scaled_and_an_overflow_changes_nothing(kernel, threads, 
     assert all(all(map(torch.equal, *columns)) for columns in zip(tensors, alone))
     filled = [[column[:EMPTY] + column[EMPTY + 1 :] for column in each] for each in (tensors, before)]
     kept = [list(map(torch.equal, *columns)) for columns in zip(*filled)]
-    assert all(kept[1]) and all(any(column) == all(column) == bool(found) for column in (kept[0], *kept[2:]))
+    assert all(kept[1]) and all(any(column) == all(column) == bool(overflow) for column in (kept[0], *kept[2:]))
 
 
 def test_the_kernel_waits_once_for_all_short_tensors(kernel, threads):
