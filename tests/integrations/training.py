@@ -53,12 +53,12 @@ def text() -> Tensor:
 def batches(count: int, seed: int = 0) -> list[dict[str, Tensor]]:
     """Return batches of the text from random places, each with the tokens that follow as labels."""
     tokens, generator = text(), torch.Generator().manual_seed(seed)
-    found = []
+    inputs = []
     for _ in range(count):
         starts = torch.randint(len(tokens) - LENGTH - 1, (SIZE, 1), generator=generator)
         places = starts + torch.arange(LENGTH)
-        found.append({"input_ids": tokens[places], "labels": tokens[places + 1]})
-    return found
+        inputs.append({"input_ids": tokens[places], "labels": tokens[places + 1]})
+    return inputs
 
 
 def train(model: nn.Module, opt: torch.optim.Optimizer, data: list[dict[str, Tensor]]) -> list[float]:

@@ -44,10 +44,10 @@ def test_the_results_have_as_many_attacks_as_there_are(tmp_path):
 
 
 def test_the_page_names_the_commit_of_the_results():
-    found = json.loads(page.RESULTS.read_text())
-    named = page.page({**found, "commit": "0123456789ab" + 28 * "c", "dirty": True})
+    results = json.loads(page.RESULTS.read_text())
+    named = page.page({**results, "commit": "0123456789ab" + 28 * "c", "dirty": True})
     assert ",\nof commit `0123456789ab`, with uncommitted changes.\n" in named
-    assert f",\nof commit `{'c' * 12}`.\n" in page.page({**found, "commit": "c" * 40, "dirty": False})
+    assert f",\nof commit `{'c' * 12}`.\n" in page.page({**results, "commit": "c" * 40, "dirty": False})
 
 
 @pytest.fixture
@@ -79,5 +79,5 @@ def test_without_a_miss_the_page_is_written(attacked):
     assert (status, written) == (0, True)
     assert "not survived" not in printed
     revision = read_revision(program.ROOT, ())
-    found = json.loads(page.RESULTS.read_text())
-    assert (found["commit"], found["dirty"]) == (revision.commit, revision.dirty)
+    results = json.loads(page.RESULTS.read_text())
+    assert (results["commit"], results["dirty"]) == (revision.commit, revision.dirty)

@@ -37,11 +37,11 @@ class Made:
         times = [[self._noise() * self.microseconds(count) for count in elements] for _ in range(self._steps)]
         for rank in range(self._ranks):
             events, now = [], 1000.0
-            for step, own in enumerate(times):
+            for step, durations in enumerate(times):
                 slow = 50 if step == 0 and self._steps > 1 else 1
                 begun = now
                 # A rank that comes sooner waits; each exchange has another one that comes last.
-                for number, (count, time) in enumerate(zip(elements, own)):
+                for number, (count, time) in enumerate(zip(elements, durations)):
                     early = 0 if number % self._ranks == rank else 500.0 * (rank + 1)
                     events += self._exchange(now, count, slow * time + early, rank)
                     now += slow * time + 2000

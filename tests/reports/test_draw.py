@@ -129,16 +129,16 @@ def test_updates_are_one_curve_a_layer(run):
 
 
 def test_spectra_are_singular_values(run, kernel):
-    found = spectra(read_checkpoint(run.checkpoint), kernel)
-    assert list(found) == [f"layers.{i}.weight" for i in range(3)]
-    for name, (before, after) in found.items():
+    pairs = spectra(read_checkpoint(run.checkpoint), kernel)
+    assert list(pairs) == [f"layers.{i}.weight" for i in range(3)]
+    for name, (before, after) in pairs.items():
         G = torch.load(run.checkpoint)["training"]["optimizer"]["state"][int(name.split(".")[1])]["momentum_buffer"]
         torch.testing.assert_close(before, torch.linalg.svdvals((G / G.norm()).double()), atol=1e-6, rtol=1e-5)
         exact = torch.linalg.svdvals(kernel.orthogonalize(G, dtype=torch.float32).double())
         torch.testing.assert_close(after, exact)
-    panels = draw_spectra(found)("light").axes
-    assert [axes.get_title() for axes in panels] == list(found)
-    for axes, values in zip(panels, found.values(), strict=True):
+    panels = draw_spectra(pairs)("light").axes
+    assert [axes.get_title() for axes in panels] == list(pairs)
+    for axes, values in zip(panels, pairs.values(), strict=True):
         assert [list(line.get_ydata()) for line in axes.lines] == [value.tolist() for value in values]
 
 

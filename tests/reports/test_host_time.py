@@ -78,11 +78,11 @@ def test_what_a_worker_raises_is_raised_here(tmp_path):
 
 
 def test_emptied_ops_do_nothing_but_those_that_return_something():
-    own = Library("toy_of_host_time", "DEF")
-    own.define("double_(Tensor(a!) x) -> ()")
-    own.define("answer() -> int")
-    own.impl("double_", lambda x: x.mul_(2) and None, "CPU")
-    own.impl("answer", lambda: 42, "CompositeExplicitAutograd")
+    library = Library("toy_of_host_time", "DEF")
+    library.define("double_(Tensor(a!) x) -> ()")
+    library.define("answer() -> int")
+    library.impl("double_", lambda x: x.mul_(2) and None, "CPU")
+    library.impl("answer", lambda: 42, "CompositeExplicitAutograd")
     x, ops = torch.ones(1), torch.ops.toy_of_host_time
     emptied = empty_ops("toy_of_host_time")
     ops.double_(x)

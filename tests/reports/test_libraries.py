@@ -111,9 +111,9 @@ def test_log_makes_results(tmp_path, folder):
     case = {"$report_type": "TestReport", "when": "call", "outcome": "passed", "longrepr": None, "duration": 2.0}
     names = ["tests/integrations/test_some_library.py::test_loss_falls", "tests/muon/test_step.py::test_step"]
     log.write_text("".join(json.dumps({**case, "nodeid": name}) + "\n" for name in names))
-    found = library_results.results(log, folder)
-    assert found["tests"] == {"test_some_library.py::test_loss_falls": {"outcome": "passed", "seconds": 2.0}}
-    assert found["seconds"] == 2 and found["versions"] == {}
+    results = library_results.results(log, folder)
+    assert results["tests"] == {"test_some_library.py::test_loss_falls": {"outcome": "passed", "seconds": 2.0}}
+    assert results["seconds"] == 2 and results["versions"] == {}
     with pytest.raises(ValueError, match="no test of"):
         library_results.results(tmp_path / "missing", folder)
 

@@ -33,12 +33,12 @@ def text(page: Path) -> str:
 
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as GitHub writes them: of equal ones the second ends in -1."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for heading in HEADING.findall(FENCE.sub("", text(page))):
         words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
         anchor = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
-        found[anchor] = found.get(anchor, 0) + 1
-    return {f"{anchor}-{i}" if i else anchor for anchor, count in found.items() for i in range(count)}
+        counts[anchor] = counts.get(anchor, 0) + 1
+    return {f"{anchor}-{i}" if i else anchor for anchor, count in counts.items() for i in range(count)}
 
 
 def broken(root: Path, page: str, files: set[str]) -> list[str]:

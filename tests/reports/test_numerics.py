@@ -37,9 +37,9 @@ def tiny(kernel):
 
 
 def error(results, spectrum, dtype, method):
-    found = [row["error"] for row in results["errors"] if row["schedule"] == "polar_express"
-             and (row["spectrum"], row["dtype"], row["method"]) == (spectrum, dtype, method)]  # fmt: skip
-    return found[0]
+    errors = [row["error"] for row in results["errors"] if row["schedule"] == "polar_express"
+              and (row["spectrum"], row["dtype"], row["method"]) == (spectrum, dtype, method)]  # fmt: skip
+    return errors[0]
 
 
 def test_page_tables_match_the_results_file(page, results, file):
@@ -103,16 +103,16 @@ def test_gram_errors_are_as_the_page_says(results):
 
 def test_restarts_behave_as_the_page_says(results):
     rows = [row for row in results["restarts"] if row["schedule"] == "polar_express"]
-    found = {(row["dtype"], named(row["restarts"])): row for row in rows}
+    cases = {(row["dtype"], named(row["restarts"])): row for row in rows}
     for windows in ("gram[5]", "gram[3+2]"):
-        assert (found["bfloat16", windows]["error"] or float("inf")) > 1e3
-    assert found["bfloat16", "gram[2+3]"]["bound"] > 1
+        assert (cases["bfloat16", windows]["error"] or float("inf")) > 1e3
+    assert cases["bfloat16", "gram[2+3]"]["bound"] > 1
     for dtype in ("float16", "bfloat16"):
         largest = error(results, "rank_one", dtype, "standard")
-        assert found[dtype, "standard"]["error"] == pytest.approx(largest, rel=0.05), dtype
-    assert found["float16", "gram[1+2+2]"]["error"] < 1.2 * found["float16", "standard"]["error"]
-    assert found["float16", "gram[2+3]"]["bound"] < results["limit"] < found["float16", "gram[3+2]"]["bound"]
-    assert found["float32", "gram[5]"]["bound"] < results["limit"]
+        assert cases[dtype, "standard"]["error"] == pytest.approx(largest, rel=0.05), dtype
+    assert cases["float16", "gram[1+2+2]"]["error"] < 1.2 * cases["float16", "standard"]["error"]
+    assert cases["float16", "gram[2+3]"]["bound"] < results["limit"] < cases["float16", "gram[3+2]"]["bound"]
+    assert cases["float32", "gram[5]"]["bound"] < results["limit"]
 
 
 def test_scale_keeps_digits_of_large_gram_matrices(results):

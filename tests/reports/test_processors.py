@@ -44,18 +44,18 @@ def of(commit: str) -> dict:
 
 
 def test_bits_are_equal_everywhere():
-    found = RESULTS["processors"]
-    assert set(found) == {"here", *X86, ARM}
-    assert all(compare.differences(it, found["here"]) == set() for it in found.values())
+    processors = RESULTS["processors"]
+    assert set(processors) == {"here", *X86, ARM}
+    assert all(compare.differences(it, processors["here"]) == set() for it in processors.values())
 
 
 def test_every_processor_that_is_emulated_ran_the_variant_for_it():
-    found = RESULTS["processors"]
-    assert {name: it["variant"].split("-")[-2] for name, it in found.items()} == {
+    processors = RESULTS["processors"]
+    assert {name: it["variant"].split("-")[-2] for name, it in processors.items()} == {
         **dict.fromkeys(("here", *X86), "x86_64"),
         ARM: ARM,
     }
-    assert {name: found[name]["instructions"] for name in (*X86, ARM)} == {
+    assert {name: processors[name]["instructions"] for name in (*X86, ARM)} == {
         **dict.fromkeys((*X86, ARM), "portable, portable"),
         "Haswell": "portable, avx2",
     }

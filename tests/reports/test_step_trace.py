@@ -17,10 +17,10 @@ FIRST = """
 from .second import double, numbers
 
 def total(apply):
-    found = 0
+    amount = 0
     for number in numbers(2):
-        found += apply(double, number)
-    return found
+        amount += apply(double, number)
+    return amount
 """
 SECOND = """
 def double(x):
@@ -88,14 +88,14 @@ def test_a_walk_names_each_function_of_a_stay_once(toy_trace):
 
 
 def test_a_step_is_traced_alike_every_time(kernel, one_thread):
-    found = trace_step(kernel)
-    assert found == trace_step(kernel)
-    assert found.files > 1 and found.calls >= len(found.functions) and found.switches >= found.changes
+    tracing = trace_step(kernel)
+    assert tracing == trace_step(kernel)
+    assert tracing.files > 1 and tracing.calls >= len(tracing.functions) and tracing.switches >= tracing.changes
 
 
 def test_every_rank_is_traced_by_itself(kernel, pools):
-    for found in pools(4).run(trace_step):
-        assert found.files > 1 and found.nesting > 1
+    for rank_trace in pools(4).run(trace_step):
+        assert rank_trace.files > 1 and rank_trace.nesting > 1
 
 
 def test_the_tool_writes_results_and_table(variant, tmp_path, monkeypatch, capsys):

@@ -21,8 +21,8 @@ def attention(layers, **attributes):
 
 def reasons(kernel, model, **options):
     """What each convolution is, by the end of its name."""
-    found = chosen(kernel.groups_for(model, **options))
-    return {name.rpartition(".")[0].partition(".")[2]: reason for name, reason in found.items() if reason != "vector"}
+    kinds = chosen(kernel.groups_for(model, **options))
+    return {name.rpartition(".")[0].partition(".")[2]: reason for name, reason in kinds.items() if reason != "vector"}
 
 
 # By hand: layers, attributes, and what each weight is; `heads=False` changes what it says below.
@@ -89,18 +89,18 @@ def test_a_convolution_has_the_heads_of_its_attention_alone(kernel):
 def test_keys_and_values_that_may_have_heads_of_two_sizes_stay_whole(kernel):
     """As of HaloNet: keys are as wide as queries, and values as what comes out, here 64."""
     layers = {"q": nn.Conv2d(48, 32, 1), "kv": nn.Conv2d(48, 96, 1)}
-    found = reasons(kernel, attention(layers, num_heads=4))
-    assert found == {"q": "queries: flatten 32x48 split 4*8", "kv": "queries, keys and values: flatten 96x48"}
+    kinds = reasons(kernel, attention(layers, num_heads=4))
+    assert kinds == {"q": "queries: flatten 32x48 split 4*8", "kv": "queries, keys and values: flatten 96x48"}
 
 
 def test_other_convolutions_in_an_attention_stay_whole(kernel):
     """Of several groups, transposed, and tensors beside a weight, and those of an attention that states no heads."""
     layers = {"qkv": nn.Conv2d(32, 96, 1, groups=2), "v": nn.ConvTranspose2d(32, 32, 1), "k": nn.Conv2d(32, 32, 1)}
     layers["k"].factor = nn.Parameter(torch.ones(16, 5, 3))
-    found = chosen(kernel.groups_for(attention(layers, num_heads=4)))
-    assert found["attn.qkv.weight"] == "convolution: flatten 96x16 split 48+48"
-    assert found["attn.v.weight"] == "convolution: flatten 32x32"
-    assert found["attn.k.factor"] == "convolution: flatten 16x15"
+    kinds = chosen(kernel.groups_for(attention(layers, num_heads=4)))
+    assert kinds["attn.qkv.weight"] == "convolution: flatten 96x16 split 48+48"
+    assert kinds["attn.v.weight"] == "convolution: flatten 32x32"
+    assert kinds["attn.k.factor"] == "convolution: flatten 16x15"
     groups = kernel.groups_for(attention({"q": nn.Conv2d(32, 32, 1)}))  # as in the autoencoder of Janus
     assert chosen(groups)["attn.q.weight"] == "convolution: flatten 32x32" and not groups.choices.notes
 
@@ -198,5 +198,5 @@ def test_a_gated_layer_beside_another_is_no_activation(kernel):
     layer = gated()
     layer.proj = nn.Linear(32, 64)
     model = nn.ModuleDict({"block": Model(a=nn.Linear(32, 64), b=nn.Linear(32, 32), layer=layer)})
-    found = reasons(kernel, model)
-    assert found["a"] == "matrix" and found["layer.proj"].startswith("gate and up")
+    kinds = reasons(kernel, model)
+    assert kinds["a"] == "matrix" and kinds["layer.proj"].startswith("gate and up")

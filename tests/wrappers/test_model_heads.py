@@ -149,15 +149,15 @@ def test_a_model_may_tell_several_heads(kernel):
     """As timm's distilled ones: a tuple."""
     model = Classifier(a=linear(10, 16), b=linear(10, 16), up=linear(16, 16))
     model.told = (model.a, model.b)
-    found = matrices(kernel, model)
-    assert found == {"a.weight": "output_head", "b.weight": "output_head", "up.weight": "matrix"}
+    kinds = matrices(kernel, model)
+    assert kinds == {"a.weight": "output_head", "b.weight": "output_head", "up.weight": "matrix"}
 
 
 def test_a_head_that_is_told_to_be_nothing_is_none(kernel):
     """As timm's without classes: what else there is decides."""
-    model = Classifier(up=linear(16, 8), own=linear(10, 16))
+    model = Classifier(up=linear(16, 8), down=linear(10, 16))
     model.told = nn.Identity()
-    assert matrices(kernel, model) == {"up.weight": "matrix", "own.weight": LAST}
+    assert matrices(kernel, model) == {"up.weight": "matrix", "down.weight": LAST}
 
 
 class Asking(Model):
@@ -166,7 +166,7 @@ class Asking(Model):
     error = TypeError
 
     def get_classifier(self, name):
-        return self.own
+        return self.down
 
     def get_output_embeddings(self):
         raise self.error("no head")
@@ -175,9 +175,9 @@ class Asking(Model):
 @pytest.mark.parametrize("error", [TypeError, ValueError, KeyError, RuntimeError])
 def test_a_method_that_raises_tells_no_head(kernel, error):
     """What else there is decides."""
-    model = Asking(up=linear(16, 8), own=linear(10, 16))
+    model = Asking(up=linear(16, 8), down=linear(10, 16))
     model.error = error
-    assert matrices(kernel, model) == {"up.weight": "matrix", "own.weight": LAST}
+    assert matrices(kernel, model) == {"up.weight": "matrix", "down.weight": LAST}
 
 
 class Same(nn.Module):

@@ -88,8 +88,8 @@ def test_default_groups_are_the_kernels(kernel, keys, muons):
     muon, rest = compat.get_default_muon_param_groups(Model(), *args)
     assert (set(muon["names"]), muon["use_muon"], rest["use_muon"]) == (muons, True, False)
     assert "attention.output.weight" in rest["names"] and "attention.frozen.weight" not in rest["names"]
-    (own, _) = compat.get_default_muon_param_groups(Model(), lambda name, p: name == "lm_head.weight")
-    assert own["names"] == ["lm_head.weight"]
+    (group, _) = compat.get_default_muon_param_groups(Model(), lambda name, p: name == "lm_head.weight")
+    assert group["names"] == ["lm_head.weight"]
     assert {p.ndim for p in muon["params"]} == {2 if name.endswith("scale") else 3 for name in muons}
 
 

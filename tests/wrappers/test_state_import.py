@@ -155,8 +155,8 @@ def renamed(state_dict, how):
 def test_names_find_their_parameters_in_any_order(kernel, how):
     reference, state_dict, source, _, _ = timm_case()
     params, optimizer = fresh(kernel)
-    given, others = renamed(state_dict, how)
-    kernel.import_state(optimizer, given, source, **others)
+    named_dict, others = renamed(state_dict, how)
+    kernel.import_state(optimizer, named_dict, source, **others)
     for name, p in params.items():
         key = "momentum_buffer" if name in MATRICES else "exp_avg"
         assert torch.equal(optimizer.state[p][key], reference.state[name][0])
@@ -170,8 +170,8 @@ def test_matrices_sorted_by_keller_jordan_are_found(kernel):
     group = dict(params=[0, 1, 2, 3], lr=0.02, momentum=0.95, weight_decay=0.0, use_muon=True)
     _, optimizer = fresh(kernel, params)
     kernel.import_state(optimizer, {"state": state, "param_groups": [group]}, "keller_jordan")
-    found = {name: optimizer.state[p]["momentum_buffer"].mean().item() for name, p in params.items()}
-    assert found == {"b.weight": 1, "d.weight": 2, "a.weight": 3, "c.weight": 4}
+    means = {name: optimizer.state[p]["momentum_buffer"].mean().item() for name, p in params.items()}
+    assert means == {"b.weight": 1, "d.weight": 2, "a.weight": 3, "c.weight": 4}
 
 
 @pytest.mark.parametrize("flatten, conv_mode", [(True, "flatten"), (False, "batched")])
@@ -224,12 +224,12 @@ def test_dions_split_sizes_are_split_rows(kernel):
 def test_imported_state_is_a_complete_copy(kernel):
     """It can be saved and read with weights_only."""
     _, state_dict, source, _, _ = keller_jordan_case()
-    given = copy.deepcopy(state_dict)
+    original = copy.deepcopy(state_dict)
     params, optimizer = fresh(kernel)
     kernel.import_state(optimizer, state_dict, source)
     assert all(set(optimizer.state[p]) == STATE[name in MATRICES] for name, p in params.items())
     take_steps(optimizer, params, [0])
-    for i, state in given["state"].items():
+    for i, state in original["state"].items():
         assert all(
             torch.equal(torch.as_tensor(state_dict["state"][i][key]), torch.as_tensor(state[key])) for key in state
         )

@@ -129,8 +129,8 @@ def test_averages_of_ascent_keep_their_sign(kernel):
     expected = kernel.Muon(others.items(), maximize=True, momentum=SETTINGS["betas"][0])
     take_steps(expected, others, range(3))
     for name in MATRICES:
-        found = [each.state[others[name]]["momentum_buffer"] for each in (optimizer, expected)]
-        assert torch.nn.functional.cosine_similarity(*(each.flatten() for each in found), dim=0) > 0.999
+        buffers = [each.state[others[name]]["momentum_buffer"] for each in (optimizer, expected)]
+        assert torch.nn.functional.cosine_similarity(*(each.flatten() for each in buffers), dim=0) > 0.999
 
 
 def without(state_dict, position):

@@ -45,17 +45,17 @@ def test_trainer_takes_it_for_a_factory(trainer):
 def test_groups_decay_what_the_trainer_decays(create_optimizer):
     model = Network()
     optimizer = create_optimizer(model)
-    found = {name: g["weight_decay"] for g in optimizer.param_groups for name in g["param_names"]}
-    assert found == {name: 0.25 if decayed else 0.0 for name, decayed in DECAYED.items()}
-    own = dict(model.named_parameters())
-    assert all(p is own[name] for name, p in named(optimizer).items())
+    weight_decays = {name: g["weight_decay"] for g in optimizer.param_groups for name in g["param_names"]}
+    assert weight_decays == {name: 0.25 if decayed else 0.0 for name, decayed in DECAYED.items()}
+    params = dict(model.named_parameters())
+    assert all(p is params[name] for name, p in named(optimizer).items())
 
 
 def test_names_route_parameters_and_set_learning_rates(create_optimizer):
     groups = create_optimizer(Network()).param_groups
-    found = {name: (g["use_muon"], g["lr"], g["lr_factor"]) for g in groups for name in g["param_names"]}
+    routes = {name: (g["use_muon"], g["lr"], g["lr_factor"]) for g in groups for name in g["param_names"]}
     matrices = {"layers.0.q_proj.weight", "layers.1.q_proj.weight"}
-    assert found == {name: (True, 0.02, 1.0) if name in matrices else (False, 0.02, 0.003 / 0.02) for name in DECAYED}
+    assert routes == {name: (True, 0.02, 1.0) if name in matrices else (False, 0.02, 0.003 / 0.02) for name in DECAYED}
 
 
 def decays(optimizer):
@@ -133,7 +133,7 @@ def test_loading_own_state_back_changes_nothing(create_optimizer):
     twin = copy.deepcopy(model)
     optimizer, other = create_optimizer(model), create_optimizer(twin)
     state_dict = other.state_dict()
-    state = {i: {key: value.to("cpu") for key, value in own.items()} for i, own in state_dict["state"].items()}
+    state = {i: {key: value.to("cpu") for key, value in tensors.items()} for i, tensors in state_dict["state"].items()}
     other.load_state_dict({**state_dict, "state": state})
     take_steps(optimizer, named(optimizer), range(2))
     take_steps(other, named(other), range(2))

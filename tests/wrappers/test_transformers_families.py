@@ -23,19 +23,19 @@ def family(request, transformers):
 
 def line_of(weights, name):
     """The line of a table that ends the name; each name has one."""
-    (found,) = [line for end, line in weights.items() if f".{name}".endswith(end)]
-    return found
+    (entry,) = [line for end, line in weights.items() if f".{name}".endswith(end)]
+    return entry
 
 
 def test_each_weight_is_what_the_table_says(kernel, family):
     """And each line of the table is that of some weight."""
     model, weights = family
-    found = chosen(kernel.groups_for(model))
-    assert found.keys() == dict(model.named_parameters()).keys()
+    kinds = chosen(kernel.groups_for(model))
+    assert kinds.keys() == dict(model.named_parameters()).keys()
     vectors = {name for name, p in model.named_parameters() if sum(size > 1 for size in p.shape) < 2}
-    expected = {name: "vector" if name in vectors else line_of(weights, name) for name in found}
-    assert found == expected
-    assert all(any(f".{name}".endswith(end) for name in found.keys() - vectors) for end in weights)
+    expected = {name: "vector" if name in vectors else line_of(weights, name) for name in kinds}
+    assert kinds == expected
+    assert all(any(f".{name}".endswith(end) for name in kinds.keys() - vectors) for end in weights)
 
 
 def test_groups_step_without_a_warning(kernel, family):

@@ -72,9 +72,9 @@ def test_explain_has_the_remarks_of_groups_for(kernel, later):
     groups = kernel.groups_for(model)
     optimizer = kernel.Muon(groups)
     take_steps(optimizer, dict(model.named_parameters()), range(1))
-    found = said(later(kernel, optimizer).explain().notes)
-    assert found == said(groups.choices.notes) and len(found) == 1
-    assert found[0].startswith("rows of a.weight_ih_l0 and 1 more are not cut, because gates of recurrent layers")
+    remarks = said(later(kernel, optimizer).explain().notes)
+    assert remarks == said(groups.choices.notes) and len(remarks) == 1
+    assert remarks[0].startswith("rows of a.weight_ih_l0 and 1 more are not cut, because gates of recurrent layers")
 
 
 def test_groups_keep_their_keys(kernel):
@@ -203,8 +203,8 @@ def test_a_remark_stays_until_all_that_it_asks_for_is_given(kernel):
     model = nn.ModuleDict({"ffn": Experts()})
     del model["ffn"].is_transposed, model["ffn"].down_proj
     groups, half = kernel.groups_for(model), model["ffn"].gate_up_proj.shape[2] // 2
-    for given, lines in (({}, 1), ({"transposed": True}, 1), ({"split_rows": (half, half)}, 0)):
-        groups[0].update(given)
+    for settings, lines in (({}, 1), ({"transposed": True}, 1), ({"split_rows": (half, half)}, 0)):
+        groups[0].update(settings)
         assert len(said(kernel.Muon(groups).explain().notes)) == lines
 
 
@@ -222,8 +222,8 @@ CHANGED = {
 def test_slices_and_sums_of_groups_keep_the_remarks(kernel, changed):
     groups, others = kernel.groups_for(gates()), [{"params": [("b", nn.Parameter(torch.zeros(8)))]}]
     plain = changed(list(groups), others)
-    found = changed(groups, others)
-    assert found == plain and len(said(kernel.Muon(found).explain().notes)) == 1
+    combination = changed(groups, others)
+    assert combination == plain and len(said(kernel.Muon(combination).explain().notes)) == 1
 
 
 @pytest.mark.parametrize("add", [operator.add, operator.iadd])

@@ -183,10 +183,10 @@ def test_step_and_state_dict_hooks_are_called(kernel):
         assert all(torch.equal(loaded[i][key], 4 * value) for key, value in state.items())
 
 
-def changed(_, given):
+def changed(_, state_dict):
     """What a hook may make of a state dict: another lr, and state eight times as large."""
-    state = {i: {key: 8 * value for key, value in own.items()} for i, own in given["state"].items()}
-    return {"state": state, "param_groups": [{**group, "lr": 0.5} for group in given["param_groups"]]}
+    state = {i: {key: 8 * value for key, value in tensors.items()} for i, tensors in state_dict["state"].items()}
+    return {"state": state, "param_groups": [{**group, "lr": 0.5} for group in state_dict["param_groups"]]}
 
 
 def test_group_added_late_has_its_state_at_once(kernel):
