@@ -103,7 +103,7 @@ def product(A, B, out=None, *, spoil):
 def test_sweep_proof_finds_wrong_products(spoil, problem):
     X = torch.randn(3, 24, 40, generator=torch.Generator().manual_seed(0)).half()
     problems = sweep_symmetric_gemm.prove(lambda *args, **options: product(*args, **options, spoil=spoil), X)
-    assert problems == [] if problem is None else any(problem in found for found in problems)
+    assert problems == [] if problem is None else any(problem in message for message in problems)
 
 
 @pytest.fixture

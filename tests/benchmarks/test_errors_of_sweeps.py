@@ -187,9 +187,9 @@ def test_whoever_loses_the_gpu_is_named(monkeypatch):
         ),
     }
     for call in calls.values():
-        with pytest.raises(race.LostGpuError, match=r"^peer: RuntimeError: CUDA error: an illegal") as found:
+        with pytest.raises(race.LostGpuError, match=r"^peer: RuntimeError: CUDA error: an illegal") as error:
             call()
-        assert found.value.name == "peer"
+        assert error.value.name == "peer"
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
 
@@ -219,6 +219,6 @@ def test_the_lab_fails_a_sweep_with_an_error_in_a_row_whose_case_it_names(tmp_pa
     file = tmp_path / "results.json"
     for status in (measure.OUT_OF_TIME, "status 1"):
         file.write_text(json.dumps(content))
-        with pytest.raises(FailedError, match=f"{status}; a: error: RuntimeError: too large") as found:
+        with pytest.raises(FailedError, match=f"{status}; a: error: RuntimeError: too large") as error:
             measure.judged(status, "the last line of a long error", file)
-        assert found.value.value == {"ended": status, **content}
+        assert error.value.value == {"ended": status, **content}

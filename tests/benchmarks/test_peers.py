@@ -56,12 +56,12 @@ def brought_along(tmp_path, monkeypatch):
 
 def test_dion_steps_matrices_and_other_parameters(built, brought_along, monkeypatch):
     """What it is given stands in an SGD that takes every argument."""
-    given = {}
+    arguments = {}
 
     class Muon(torch.optim.SGD):
         def __init__(self, groups, lr, **settings):
             super().__init__(groups, lr)
-            given.update(settings)
+            arguments.update(settings)
 
     with pytest.raises(peers.MissingError, match=r"^needs a GPU$"):
         find_rival("dion", built, torch.device("cpu"))
@@ -71,7 +71,7 @@ def test_dion_steps_matrices_and_other_parameters(built, brought_along, monkeypa
     matrices, rest = optimizer.param_groups
     assert matrices["params"] == weights.matrices and "algorithm" not in matrices
     assert rest["params"] == weights.rest and rest["algorithm"] == "adamw"
-    assert given["mu"] == 0.95 and given["weight_decay"] == 0.1 and given["use_triton"]
+    assert arguments["mu"] == 0.95 and arguments["weight_decay"] == 0.1 and arguments["use_triton"]
 
 
 def task_on(built, device: str) -> orthogonalizers.Task:
@@ -84,11 +84,11 @@ def test_peer_that_is_not_brought_along_is_not_installed(built, name):
         orthogonalizers.find_contestant(name, task_on(built, "cuda"))
 
 
-@pytest.mark.parametrize("name, given", [("flash-muon", [(3, 5), (3, 5)]), ("dion", [(2, 3, 5)])])
-def test_peer_is_found_in_the_folder_that_is_brought_along(built, brought_along, name, given):
+@pytest.mark.parametrize("name, sizes", [("flash-muon", [(3, 5), (3, 5)]), ("dion", [(2, 3, 5)])])
+def test_peer_is_found_in_the_folder_that_is_brought_along(built, brought_along, name, sizes):
     """flash-muon takes one matrix at a time."""
     with pytest.raises(peers.MissingError, match="needs a GPU"):
         orthogonalizers.find_contestant(name, task_on(built, "cpu"))
     contestant = orthogonalizers.find_contestant(name, task_on(built, "cuda"))
     assert len(contestant.run(torch.ones(2, 3, 5))) == 2 and len(contestant.schedule) == orthogonalizers.STEPS
-    assert sys.modules[peers.MODULES[name]].sizes == given
+    assert sys.modules[peers.MODULES[name]].sizes == sizes

@@ -23,10 +23,10 @@ LONG = 8, 1024, 4096
 @pytest.fixture
 def gpu(kernel, monkeypatch):
     """Make `kernel` see an H200."""
-    found = kernel.kernels.speeds.predictions.Gpu(*GPU)
+    h200 = kernel.kernels.speeds.predictions.Gpu(*GPU)
     for module in (kernel.kernels.speeds.machine, kernel.polar.packing):
-        monkeypatch.setattr(module, "gpu_of", lambda device: found)
-    return found
+        monkeypatch.setattr(module, "gpu_of", lambda device: h200)
+    return h200
 
 
 def task_of(kernel, way: str, sides: tuple[int, int], work_dtype: torch.dtype = torch.float16) -> Task:
@@ -42,8 +42,8 @@ def test_torchs_iteration_takes_its_products_and_gaps(kernel, gpu):
     batch, m, n = 1, 1024, 4096
     dense, iteration = kernel.kernels.speeds.predictions.dense_seconds, task_of(kernel, "torch", (m, n)).over_torch
     products = STEPS * sum(dense(gpu, batch, size) for size in ((m, m, n), (m, m, m), (m, n, m)))
-    found = predicted_factors(kernel, iteration, (batch, m, n), CUDA, inf)
-    assert found == pytest.approx(products + (3 + 2 * STEPS) * GAP)
+    seconds = predicted_factors(kernel, iteration, (batch, m, n), CUDA, inf)
+    assert seconds == pytest.approx(products + (3 + 2 * STEPS) * GAP)
 
 
 @pytest.mark.parametrize("m, k", [(1024, 1024), (1024, 4096)])

@@ -114,8 +114,8 @@ def test_the_lab_predicts_steps_by_its_own_copy_on_a_gpu_like_the_models(
     kernel, monkeypatch, tmp_path, gpu, records, known
 ):
     """An H100 has the multiprocessors of an H200, but a slower memory."""
-    found = None if gpu is None else kernel.kernels.speeds.predictions.Gpu(*gpu)
-    monkeypatch.setattr(kernel.kernels.speeds.machine, "gpu_of", lambda device: found)
+    hardware = None if gpu is None else kernel.kernels.speeds.predictions.Gpu(*gpu)
+    monkeypatch.setattr(kernel.kernels.speeds.machine, "gpu_of", lambda device: hardware)
     predicted = step_ways.predicted_times(lab_in(tmp_path, kernel, *records), TINY_MODEL)
     expected = [1e3 * predicted_step(kernel, TINY_MODEL, way, 3e12) for way in PREDICTED]
     assert list(predicted.values()) == (expected if known else [None] * len(PREDICTED))

@@ -129,8 +129,8 @@ def test_timings_on_a_gpu_last_a_burst(monkeypatch):
 
     monkeypatch.setattr(timing, "seconds_of", seconds_of)
     works = [lambda: took(0.003), lambda: took(0.05)]
-    found = timing.take_turns(works, torch.device("cuda"), 5)
-    assert [seconds for seconds, _ in found] == pytest.approx([0.003, 0.05])
+    timings = timing.take_turns(works, torch.device("cuda"), 5)
+    assert [seconds for seconds, _ in timings] == pytest.approx([0.003, 0.05])
     assert min(rounds[2:]) == pytest.approx(0.021) and max(rounds[2:]) == pytest.approx(0.05)
 
 

@@ -21,6 +21,6 @@ def test_caller_settings_do_not_reach_the_client(name, monkeypatch, tmp_path):
 def test_client_gets_given_hub_and_home_and_keeps_the_rest(monkeypatch, tmp_path):
     for name in ("HF_ENDPOINT", "HF_HOME", "UNHEARD_OF"):
         monkeypatch.setenv(name, "the caller's")
-    found = client_environment("http://127.0.0.1:1", tmp_path)
-    assert (found["HF_ENDPOINT"], found["HF_HOME"]) == ("http://127.0.0.1:1", str(tmp_path))
-    assert found["UNHEARD_OF"] == "the caller's" and "PATH" in found
+    variables = client_environment("http://127.0.0.1:1", tmp_path)
+    assert (variables["HF_ENDPOINT"], variables["HF_HOME"]) == ("http://127.0.0.1:1", str(tmp_path))
+    assert variables["UNHEARD_OF"] == "the caller's" and "PATH" in variables

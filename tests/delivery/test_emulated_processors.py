@@ -45,23 +45,23 @@ def with_cuda(processor: Processor, folder: Path) -> Processor:
     return replace(processor, python=(emulator, "-E", f"LD_PRELOAD={':'.join(map(str, libraries))}", *python))
 
 
-def assert_agrees(found: dict, expected: dict) -> None:
+def assert_agrees(fingerprint: dict, expected: dict) -> None:
     """Bits are equal. Losses differ by torch's products: by at most 3e-5 of an update a step, so 6e-4 in 20 steps.
 
     3e-5 is a rounding of float32, 6e-8, times the largest gain of the coefficients, 493.
     """
-    assert differences(found, expected) == set()
-    assert found["losses"][-1] < 0.7 * found["losses"][0]
-    assert found["losses"] == pytest.approx(expected["losses"], rel=6e-4)
+    assert differences(fingerprint, expected) == set()
+    assert fingerprint["losses"][-1] < 0.7 * fingerprint["losses"][0]
+    assert fingerprint["losses"] == pytest.approx(expected["losses"], rel=6e-4)
 
 
 @pytest.mark.parametrize("name", X86)
 def test_every_level_of_x86_computes_the_same_bits(build, of_this_processor, name):
-    found = present(name).fingerprint(build)
+    fingerprint = present(name).fingerprint(build)
     in_float32 = "avx2" if name == "Haswell" else "portable"
-    assert (found["machine"], found["instructions"]) == ("x86_64", f"portable, {in_float32}")
-    assert any(name.startswith(f"gemm_ in float32, {in_float32}") for name in found["bits"])
-    assert_agrees(found, of_this_processor)
+    assert (fingerprint["machine"], fingerprint["instructions"]) == ("x86_64", f"portable, {in_float32}")
+    assert any(name.startswith(f"gemm_ in float32, {in_float32}") for name in fingerprint["bits"])
+    assert_agrees(fingerprint, of_this_processor)
 
 
 def test_aarch64_computes_the_same_bits(build, of_this_processor, repository):
@@ -72,15 +72,15 @@ def test_aarch64_computes_the_same_bits(build, of_this_processor, repository):
     except BuildError as error:
         pytest.skip(str(error))
     (built,) = build_variants(repository, ["cpu"], build, ARM)
-    found = processor.fingerprint(build)
-    assert (found["machine"], found["variant"]) == (ARM, built.path.name)
-    assert_agrees(found, of_this_processor)
+    fingerprint = processor.fingerprint(build)
+    assert (fingerprint["machine"], fingerprint["variant"]) == (ARM, built.path.name)
+    assert_agrees(fingerprint, of_this_processor)
 
 
 def test_the_cuda_variant_for_aarch64_computes_the_same_bits_on_the_cpu(
     of_this_processor, other_cuda_variant, tmp_path
 ):
     """What runs on its GPU is compared in test_cuda_variant.py. This torch for aarch64 is Debian's, for CPUs alone."""
-    found = with_cuda(present(ARM), tmp_path).fingerprint(other_cuda_variant)
-    assert (found["machine"], found["variant"]) == (ARM, other_cuda_variant.name)
-    assert_agrees(found, of_this_processor)
+    fingerprint = with_cuda(present(ARM), tmp_path).fingerprint(other_cuda_variant)
+    assert (fingerprint["machine"], fingerprint["variant"]) == (ARM, other_cuda_variant.name)
+    assert_agrees(fingerprint, of_this_processor)

@@ -98,9 +98,9 @@ def test_the_hook_that_loads_accepts_what_cmake_made(checkout, rendered, tmp_pat
 
 def test_what_cmake_made_is_within_the_abi_and_has_our_name(repository, variant, rendered, native_backend, tmp_path):
     (library,) = rendered.glob("*.so")
-    found = abi_check.violations(library, plan(repository, read_build(repository), native_backend, tmp_path))
+    violations = abi_check.violations(library, plan(repository, read_build(repository), native_backend, tmp_path))
     # A variant with glibc of this machine, which the builder's own compiler does not have.
-    assert not [line for line in found if not line.startswith(abi_check.MANYLINUX)]
+    assert not [line for line in violations if not line.startswith(abi_check.MANYLINUX)]
     assert rendered.name == variant.name
 
 

@@ -23,9 +23,9 @@ NAMED_BY_STRING = {
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
 def test_build_toml_lists_every_file_that_a_backend_needs(repository, backend):
-    found = recipe.read_recipe(repository, recipe.read_build(repository), backend)
-    assert found.torch_abi == "2.11"
-    assert found.python_depends == ()
+    kernel_recipe = recipe.read_recipe(repository, recipe.read_build(repository), backend)
+    assert kernel_recipe.torch_abi == "2.11"
+    assert kernel_recipe.python_depends == ()
 
 
 def test_the_cuda_variant_has_the_kernels_of_the_cpu_too(repository):

@@ -145,9 +145,9 @@ def test_a_pull_request_is_no_commit_to_the_branch(hub, unchanged):
 def test_head_and_get_name_the_commit_and_git_s_blob_id(hub):
     (_, headers, body), (_, head, nothing) = send(hub, "GET", THERE), send(hub, "HEAD", THERE)
     assert (body, nothing) == (b"0123456789", b"")
-    for found in headers, head:
-        assert found["ETag"] == f'"{hashlib.sha1(b"blob 10" + bytes(1) + body).hexdigest()}"'
-        assert (found["X-Repo-Commit"], found["Content-Length"]) == (get(hub, API)["sha"], "10")
+    for fields in headers, head:
+        assert fields["ETag"] == f'"{hashlib.sha1(b"blob 10" + bytes(1) + body).hexdigest()}"'
+        assert (fields["X-Repo-Commit"], fields["Content-Length"]) == (get(hub, API)["sha"], "10")
 
 
 def test_concurrent_commits_follow_each_other(tmp_path):

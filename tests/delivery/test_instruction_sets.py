@@ -42,7 +42,7 @@ def levels() -> list[str]:
 def operations(request, repository, tmp_path_factory):
     """The operations compiled for one level alone."""
     job = variants.plan(repository, variants.read_build(repository), "cpu", tmp_path_factory.mktemp("level"))
-    own_name = dataclasses.replace(job.revision, tree=f"level{len(request.param)}{request.param[-1]}", dirty=False)
+    revision = dataclasses.replace(job.revision, tree=f"level{len(request.param)}{request.param[-1]}", dirty=False)
     shipped_line = compilers.compile_line
 
     def compile_line(*arguments):
@@ -50,7 +50,7 @@ def operations(request, repository, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compilers, "compile_line", compile_line)
-        library = compilers.compile_library(dataclasses.replace(job, revision=own_name))
+        library = compilers.compile_library(dataclasses.replace(job, revision=revision))
     torch.ops.load_library(library)
     return getattr(torch.ops, library.name.split(".")[0])
 
@@ -65,21 +65,21 @@ def native(kernel):
 def test_every_level_packs_the_same_bits(native, operations):
     for *dtypes, nesterov in itertools.product(FLOATS, FLOATS, FLOATS, (True, False)):
         results = zip(packed(native, dtypes, nesterov), packed(operations, dtypes, nesterov))
-        assert all(torch.equal(shipped, own) for shipped, own in results), (dtypes, nesterov)
+        assert all(torch.equal(shipped, of_level) for shipped, of_level in results), (dtypes, nesterov)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_every_level_transposes_the_same_bits(native, operations, dtype):
     results = zip(packed_by_columns(native, dtype), packed_by_columns(operations, dtype))
-    assert all(torch.equal(shipped, own) for shipped, own in results)
+    assert all(torch.equal(shipped, of_level) for shipped, of_level in results)
 
 
 @pytest.mark.slow
 def test_every_level_packs_the_same_bits_of_momentum_in_8_bits(native, operations):
     for *dtypes, nesterov in itertools.product(FLOATS, FLOATS, (True, False)):
         results = zip(packed_in_8_bits(native, dtypes, nesterov), packed_in_8_bits(operations, dtypes, nesterov))
-        assert all(torch.equal(shipped, own) for shipped, own in results), (dtypes, nesterov)
+        assert all(torch.equal(shipped, of_level) for shipped, of_level in results), (dtypes, nesterov)
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_every_level_descends_to_the_same_bits(native, operations):
     for *dtypes, decay_mode in itertools.product(FLOATS, FLOATS, range(3)):
         for options in ways_to_descend(dtypes[0]):
             results = zip(*(descended(x, dtypes, decay_mode, **options) for x in (native, operations)))
-            assert all(torch.equal(shipped, own) for shipped, own in results), (dtypes, decay_mode, options)
+            assert all(torch.equal(shipped, of_level) for shipped, of_level in results), (dtypes, decay_mode, options)
 
 
 @pytest.mark.skipif(not levels(), reason="clones are made on x86-64 alone")

@@ -42,8 +42,8 @@ def refusal(package: Path, case: cases.AnyCase) -> str:
 def test_fast_cases_pass_on_three_gpu_generations(variant):
     rows = lint.examine_all(variant, cases.fast_cases(variant))
     for kernel in "symmetric_gemm", "small_polar":
-        found = {(row.case.gpu, row.case.competes) for row in rows if row.case.kernel == kernel}
-        assert found >= {("sm_80", False), ("sm_90", False), ("sm_100", False), ("sm_90", True)}
+        pairs = {(row.case.gpu, row.case.competes) for row in rows if row.case.kernel == kernel}
+        assert pairs >= {("sm_80", False), ("sm_90", False), ("sm_100", False), ("sm_90", True)}
     assert not [(row.case.name, *row.problems) for row in rows if row.problems]
     assert all("1 block" in reason and row.case.competes for row in rows for reason in row.drawbacks)
     assert {row.case.config[0] for row in rows if row.case.promises_speed(variant)} == {64, 128, 256}
@@ -101,10 +101,10 @@ def test_measured_configs_are_linted_in_every_layout(package):
     small = {"m": 60, "k": 256, "side": 64, "width": 32, "depth": 64, "warps": 8, "stages": 2, "on_chip": 0}
     tables = {"symmetric_gemm": {"bfloat16": [entry]}, "small_polar": {"float16": 2 * [small | {"gain": 1.3}]}}
     file.write_text(json.dumps({"target": "sm_90", **tables}))
-    found = [case for case in cases.all_cases(package) if case.config == (128, 64, 4, 8, 3, 1)]
-    assert {case.layout for case in found} >= {"wide", "tall", "square", "repeated"}
-    found = [case for case in cases.all_cases(package) if case.config == (64, 32, 64, 8, 2, 0)]
-    assert [(case.kernel, case.aligned) for case in found] == [("small_polar", True), ("small_polar", False)]
+    selection = [case for case in cases.all_cases(package) if case.config == (128, 64, 4, 8, 3, 1)]
+    assert {case.layout for case in selection} >= {"wide", "tall", "square", "repeated"}
+    selection = [case for case in cases.all_cases(package) if case.config == (64, 32, 64, 8, 2, 0)]
+    assert [(case.kernel, case.aligned) for case in selection] == [("small_polar", True), ("small_polar", False)]
     edit(file, "sm_90", "Hopper")
     with pytest.raises(ValueError, match=r"NVIDIA_H200\.json must say its target, one of sm_80.*got Hopper"):
         cases.all_cases(package)
@@ -175,8 +175,8 @@ def test_launch_without_a_fault_passes():
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_each_fault_is_named(changed, complaint):
-    (found,) = judgements.problems(WIDE, GOOD._replace(**changed), True)
-    assert complaint in found
+    (problem,) = judgements.problems(WIDE, GOOD._replace(**changed), True)
+    assert complaint in problem
 
 
 @pytest.mark.parametrize(
@@ -195,15 +195,15 @@ def test_each_fault_is_named(changed, complaint):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_each_drawback_is_named(changed, in_loop, complaint):
-    (found,) = judgements.drawbacks(WIDE, GOOD._replace(**changed, loop=GOOD_LOOP._replace(**in_loop)))
-    assert complaint in found
+    (drawback,) = judgements.drawbacks(WIDE, GOOD._replace(**changed, loop=GOOD_LOOP._replace(**in_loop)))
+    assert complaint in drawback
 
 
 def test_small_tiles_are_slow_by_their_bytes():
     """A tile of 32 does 16 FLOPs to the byte; it has few products for the instructions of its loop, too."""
     tiny, loop = WIDE._replace(config=(32, 64, 8, 4, 3)), GOOD_LOOP._replace(instructions=16)
-    (found,) = judgements.drawbacks(tiny, GOOD._replace(loop=loop))
-    assert "does 16 FLOPs for a byte of its tile" in found
+    (drawback,) = judgements.drawbacks(tiny, GOOD._replace(loop=loop))
+    assert "does 16 FLOPs for a byte of its tile" in drawback
 
 
 def test_configs_that_never_win_are_named(variant):
@@ -218,8 +218,8 @@ def test_configs_that_never_win_are_named(variant):
     }
     for config, complaint in planted.items():
         row = lint.examine(variant, WIDE._replace(config=config))
-        found = "; ".join((*row.problems, *row.drawbacks))
-        assert re.search(complaint, found) and bool(found) == bool(complaint), (config, found)
+        findings = "; ".join((*row.problems, *row.drawbacks))
+        assert re.search(complaint, findings) and bool(findings) == bool(complaint), (config, findings)
 
 
 @pytest.mark.parametrize(
@@ -249,8 +249,8 @@ def test_float32_cases_refuse_rounding_instructions(gpu, rounding, exact):
     case = WIDE._replace(gpu=gpu, dtype="float32", config=(64, 32, 8, 8, 2))
     facts = binary.Facts(16384, 80, 0, {"STG.E.128": 1, "global_store_dwordx4": 1}, 64 * 64 * 32, False)
     assert list(judgements.problems(case, facts._replace(opcodes=facts.opcodes | {exact: 64}), False)) == []
-    (found,) = judgements.problems(case, facts._replace(opcodes=facts.opcodes | {rounding: 64}), False)
-    assert "round" in found
+    (problem,) = judgements.problems(case, facts._replace(opcodes=facts.opcodes | {rounding: 64}), False)
+    assert "round" in problem
 
 
 def test_work_counts_only_products_inside_loops():

@@ -119,10 +119,10 @@ def test_a_cross_compiler_makes_a_variant_of_the_other_machine(imported_toy, tmp
     assert built.loaded == f"not loaded: for {OTHER}-linux"
     header = run(["readelf", "--file-header", next(built.path.glob("*.so"))])
     assert {"aarch64": "AArch64", "x86_64": "X86-64"}[OTHER] in header
-    found = get_variants_local(tmp_path / "out")
-    assert resolve_variant(found, "cpu")[0] is None
+    local_variants = get_variants_local(tmp_path / "out")
+    assert resolve_variant(local_variants, "cpu")[0] is None
     monkeypatch.setattr(platform, "machine", lambda: OTHER)
-    assert resolve_variant(found, "cpu")[0].variant_str == built.path.name
+    assert resolve_variant(local_variants, "cpu")[0].variant_str == built.path.name
 
 
 @pytest.mark.skipif(bool(MISSING_FOR_CUDA), reason=MISSING_FOR_CUDA)

@@ -26,19 +26,19 @@ print(json.dumps(dict(zip(MACHINES, in_forks(trained, calls)))))
 """
 
 
-def found(place: str, built_for: str):
+def platform_of(place: str, built_for: str):
     """Return the platform of the page."""
     (platform,) = (each for each in EVERY if each.place.startswith(place) and each.built_for.startswith(built_for))
     return platform
 
 
 MACHINES = {
-    "CUDA 12": (found("Linux on x86", "CUDA 12"), NEW[-1], "torch-cuda"),
-    "ROCm": (found("Linux on x86", "ROCm"), NEW[-1], "torch-rocm"),
-    "MPS": (found(MAC, "MPS"), NEW[-1], "torch-metal"),
-    "XPU": (found("Linux on x86", "XPU"), NEW[-1], "torch-xpu"),
-    "ARM": (found(ARM, "CPUs"), NEW[-1], "torch-cpu"),
-    "free-threaded": (found("any, free", "CPUs"), NEW[-1], "torch-cpu"),
+    "CUDA 12": (platform_of("Linux on x86", "CUDA 12"), NEW[-1], "torch-cuda"),
+    "ROCm": (platform_of("Linux on x86", "ROCm"), NEW[-1], "torch-rocm"),
+    "MPS": (platform_of(MAC, "MPS"), NEW[-1], "torch-metal"),
+    "XPU": (platform_of("Linux on x86", "XPU"), NEW[-1], "torch-xpu"),
+    "ARM": (platform_of(ARM, "CPUs"), NEW[-1], "torch-cpu"),
+    "free-threaded": (platform_of("any, free", "CPUs"), NEW[-1], "torch-cpu"),
     "torch 2.10": (PLATFORMS[0], OLD[-1], "torch-cpu"),
 }
 

@@ -111,9 +111,9 @@ def user(build, published, tmp_path) -> User:
 
 def blocks(page: str, count: int) -> list[str]:
     """Return the blocks of Python of a page, of which there are `count`."""
-    found = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(found) == count
-    return found
+    texts = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(texts) == count
+    return texts
 
 
 def test_the_python_of_the_card_and_of_pinning_runs(user, card, repository):

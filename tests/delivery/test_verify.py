@@ -67,20 +67,20 @@ def test_every_fault_is_told_by_name_in_a_line(copy, pin):
     (copy / "shapes/more.pyc").touch()
     (copy / "data.json").unlink()
     (copy / "data.json").symlink_to("/etc/passwd")
-    found = faults(copy, pin)
-    assert len(found) == len(EXPECTED)
+    lines = faults(copy, pin)
+    assert len(lines) == len(EXPECTED)
     for name, words in EXPECTED.items():
-        assert len([line for line in found if line.startswith(f"{name} {words}")]) == 1
+        assert len([line for line in lines if line.startswith(f"{name} {words}")]) == 1
     with pytest.raises(VerificationError) as refused:
         verify(copy, pin)
-    assert str(refused.value).splitlines() == [f"{copy} must not be loaded:", *(f"  {line}" for line in found)]
+    assert str(refused.value).splitlines() == [f"{copy} must not be loaded:", *(f"  {line}" for line in lines)]
 
 
 def test_a_name_cannot_forge_a_line(copy, pin):
     (copy / "a\nintact\x1b[2J").touch()
     (copy / os.fsdecode(b"\xff")).touch()
-    found = faults(copy, pin)
-    assert len(found) == 2 and all(line.isascii() and line.isprintable() for line in found)
+    lines = faults(copy, pin)
+    assert len(lines) == 2 and all(line.isascii() and line.isprintable() for line in lines)
 
 
 def test_many_ranks_verify_and_write_bytecode_at_once(copy, pin):

@@ -15,8 +15,8 @@ from tools.lint import judgements, waves
 def test_symmetry_saves_no_wave_of_small_results(m, symmetric, dense):
     """132 multiprocessors with one tile of 128 each."""
     for half, (tiles, count, percent) in ((True, symmetric), (False, dense)):
-        found = waves.waves(waves.tiles(m, 128, half), 132)
-        assert (found.tiles, found.count, round(100 * found.last_use)) == (tiles, count, percent)
+        launch = waves.waves(waves.tiles(m, 128, half), 132)
+        assert (launch.tiles, launch.count, round(100 * launch.last_use)) == (tiles, count, percent)
     assert waves.saves_waves(m, 128, 132) == 0
 
 

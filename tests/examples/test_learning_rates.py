@@ -33,8 +33,8 @@ BEST = {ADAMW: (4e-2, 4e-2), MATCH: (1e-2, 4e-2), "original": (0.16, 1e-2), "rms
 
 def surface(training: Training) -> float:
     """Return a loss that grows with the distance from the best rates, in factors of two."""
-    best, given = BEST.get(training.setting.optimizer, BEST[MATCH]), training.setting
-    return abs(math.log2(given.lr / best[0])) + abs(math.log2(given.adamw_lr / best[1]))
+    best, setting = BEST.get(training.setting.optimizer, BEST[MATCH]), training.setting
+    return abs(math.log2(setting.lr / best[0])) + abs(math.log2(setting.adamw_lr / best[1]))
 
 
 def used_with(model: str) -> set[str]:

@@ -70,9 +70,9 @@ def test_a_notebook_shows_what_it_showed(user, repository, tmp_path, name):
     committed = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
     startup = tmp_path / "startup.py"
     startup.write_text(STARTUP.format(repository=str(repository)) if name in OF_LIBRARIES else "")
-    found = executed(FOLDER / f"{name}.ipynb", {**user, "PYTHONSTARTUP": str(startup)})
-    assert problems(found) == []
-    assert outline(found) == outline(committed)
+    notebook = executed(FOLDER / f"{name}.ipynb", {**user, "PYTHONSTARTUP": str(startup)})
+    assert problems(notebook) == []
+    assert outline(notebook) == outline(committed)
 
 
 @pytest.mark.parametrize("name", NAMES)

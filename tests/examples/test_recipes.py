@@ -66,8 +66,8 @@ def test_widths_are_those_of_the_model(kernel, monkeypatch):
         return [Trained()]
 
     monkeypatch.setattr(trials, "train", train)
-    found = of_width(Job(PARAMETRIZATIONS[0].name, 1e-2, 96), QUICK, kernel)
-    assert built == [96] * QUICK.most_trials == [found["width"]] * len(found["trials"])
+    record = of_width(Job(PARAMETRIZATIONS[0].name, 1e-2, 96), QUICK, kernel)
+    assert built == [96] * QUICK.most_trials == [record["width"]] * len(record["trials"])
 
 
 class Trained:
@@ -81,8 +81,8 @@ def test_a_quick_run_leaves_the_results_of_the_pages_alone(topic):
     """A page is made of the newest file, and another run of that day would not go on with a quick one's."""
     path = output_of(Namespace(output=None, quick=False), topic)
     assert path.parent == recipes.RESULTS and path.name.startswith(f"{topic}-cpu-")
-    quick, given = Namespace(output=None, quick=True), Path("of a quick run.json")
-    assert output_of(quick, topic) is None and output_of(Namespace(output=given, quick=True), topic) == given
+    quick, file = Namespace(output=None, quick=True), Path("of a quick run.json")
+    assert output_of(quick, topic) is None and output_of(Namespace(output=file, quick=True), topic) == file
     assert last_words(quick, None, "recipes") == "This was --quick: it judges nothing."
 
 

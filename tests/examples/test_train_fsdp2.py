@@ -59,10 +59,10 @@ def asked(monkeypatch, *options: str):
 
 def test_a_run_does_not_end_before_its_checkpoint(monkeypatch):
     """It would be saved as fewer steps than it has taken, and the next run would take some of them twice."""
-    given = asked(monkeypatch, "--stop-after", "20", "--checkpoint", "folder", "--resume")
-    assert steps_after(0, given) == range(20) and not steps_after(20, given)
+    arguments = asked(monkeypatch, "--stop-after", "20", "--checkpoint", "folder", "--resume")
+    assert steps_after(0, arguments) == range(20) and not steps_after(20, arguments)
     with pytest.raises(SystemExit, match="folder is of step 40, and this run ends at step 20"):
-        steps_after(40, given)
+        steps_after(40, arguments)
 
 
 @pytest.mark.parametrize("last", ["0", "-1", "41"])
@@ -114,9 +114,9 @@ def test_traces_of_a_run_tell_constants(traces, tmp_path, capsys):
 def test_products_in_traces_have_the_flops_of_the_model(kernel, traces):
     """4 m² n + 2 m³ a step of the schedule, of which there are five; names have six digits."""
     sizes = [sorted(p.shape) for layer in CharacterModel(1).layers for p in layer.parameters() if p.ndim == 2]
-    found = [products.flop for trace in traces for products in read_trace(Path(trace)).products]
+    flops = [products.flop for trace in traces for products in read_trace(Path(trace)).products]
     one = sum(5 * (4 * m * m * n + 2 * m**3) for m, n in sizes)
-    assert sum(found) == pytest.approx((STEPS - 1) * one, rel=1e-5)
+    assert sum(flops) == pytest.approx((STEPS - 1) * one, rel=1e-5)
 
 
 def event(name: str, start: float, length: float, category: str = "user_annotation") -> dict:

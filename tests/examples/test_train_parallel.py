@@ -111,8 +111,8 @@ def alone(kernel):
 def assert_bits_of_one_process(results: list[dict[str, torch.Tensor]], alone: dict[str, torch.Tensor]) -> None:
     """Each process's parameters and state have the bits of `alone`, and together they are all of it."""
     assert set().union(*results) == set(alone)
-    for found in results:
-        assert not [name for name, value in found.items() if not bits_equal(value, alone[name])]
+    for tensors in results:
+        assert not [name for name, value in tensors.items() if not bits_equal(value, alone[name])]
 
 
 def test_the_same_gradients_give_the_bits_of_one_process(kernel, pools, alone):
@@ -160,8 +160,8 @@ def test_gradients_err_at_most_twice_as_much_as_those_of_one_process(kernel, poo
     errors = {name: (value - exact[name]).norm() for name, value in alone.items()}
     results = run(kernel, pools, gradients, "parallel")
     assert set().union(*results) == set(exact)
-    for found in results:
-        ratios = {name: ((value - exact[name]).norm() / errors[name]).item() for name, value in found.items()}
+    for tensors in results:
+        ratios = {name: ((value - exact[name]).norm() / errors[name]).item() for name, value in tensors.items()}
         assert not {name: ratio for name, ratio in ratios.items() if not ratio <= 2}  # nor NaN
 
 
