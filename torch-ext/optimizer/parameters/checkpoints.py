@@ -179,8 +179,8 @@ def loaded_groups(
         loaded.append(loaded_group(group, saved_group, state, first))
         first += len(group["params"])
     _share_numbers_(loaded, groups)
-    ours = [pair for pair, saved_group in zip(zip(groups, loaded), saved) if "state_format" in saved_group]
-    _warn_of_replaced_settings(ours)
+    pairs = [pair for pair, saved_group in zip(zip(groups, loaded), saved) if "state_format" in saved_group]
+    _warn_of_replaced_settings(pairs)
     return loaded
 
 

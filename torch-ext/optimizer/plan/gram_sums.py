@@ -76,8 +76,8 @@ def sums_described(batches: Sequence[SummedBatch]) -> str:
     """Return a line for `explain()` about batches that are summed by the same ranks."""
     matrices = sum(len(batch.matrices) for batch in batches)
     messages = sum(1 + len(batch.first.iteration.windows) for batch in batches)
-    whose = "1 matrix whose Gram matrix" if matrices == 1 else f"{matrices} matrices whose Gram matrices"
-    return f"{whose} {len(batches[0].ranks)} ranks sum, {messages} messages"
+    subject = "1 matrix whose Gram matrix" if matrices == 1 else f"{matrices} matrices whose Gram matrices"
+    return f"{subject} {len(batches[0].ranks)} ranks sum, {messages} messages"
 
 
 def _is_cheaper(matrix: Matrix) -> bool:

@@ -65,16 +65,16 @@ def _references_and_contents(state: State) -> tuple[list[weakref.ref], list[int]
     try:
         places = places_of(tensors)
     except RuntimeError:  # one has no memory, such as a sparse one: if a wrapper keeps it, that does not matter
-        ours = (each.get(key) for each in state.values() if isinstance(each, dict) for key in KEYS)
-        tensors = [value for value in ours if isinstance(value, Tensor)]
+        values = (each.get(key) for each in state.values() if isinstance(each, dict) for key in KEYS)
+        tensors = [value for value in values if isinstance(value, Tensor)]
         places = places_of(tensors)
     return list(map(weakref.ref, tensors)), places, list(map(_BYTES, tensors)), list(map(_DTYPE, tensors))
 
 
 def _kinds(state: State) -> list[Any]:
     """Return parameter, key, and form of each tensor that a step may use."""
-    ours = [(id(p), key, each.get(key)) for p, each in state.items() if isinstance(p, Tensor) for key in KEYS]
-    return [(*of, type(x), *(_form(x) if isinstance(x, Tensor) else ())) for *of, x in ours]
+    entries = [(id(p), key, each.get(key)) for p, each in state.items() if isinstance(p, Tensor) for key in KEYS]
+    return [(*of, type(x), *(_form(x) if isinstance(x, Tensor) else ())) for *of, x in entries]
 
 
 def _form(x: Tensor) -> tuple[Any, ...]:

@@ -86,13 +86,13 @@ def compete(
             counts = {name: contest.candidates[name].count for name in runs}
             times, more = race(runs, clock, seconds(), around, counts)
     except LostGpuError as error:
-        ours = error.name != contest.rival
-        if ours:
+        replaceable = error.name != contest.rival
+        if replaceable:
             wrong[error.name] = error.why
         store(task, None, wrong)
         raise RuntimeError(
             f"{task.need.kernel} {error.name} made {task.device} unusable for this process: start it again"
-            f"{'; it will leave this candidate out' if ours else ''} ({error.why})"
+            f"{'; it will leave this candidate out' if replaceable else ''} ({error.why})"
         ) from error
     except BaseException:
         store(task, None, wrong)

@@ -74,8 +74,8 @@ def _name(config: AnyConfig) -> str:
 def _entry(task: Task, ways: _Ways, winner: str, times: Mapping[str, Timed]) -> dict[str, Any]:
     """Return the entry: our fastest configuration, and torch's time divided by its time."""
     named = {_name(config): config for config in ways.configs}
-    ours = [name for name in times if name != TORCH]
-    best = winner if winner != TORCH else min(ours, key=lambda name: times[name].seconds, default=None)
+    names = [name for name in times if name != TORCH]
+    best = winner if winner != TORCH else min(names, key=lambda name: times[name].seconds, default=None)
     if best is None:  # all of ours failed
         first, count = ways.configs[0], ways.counts[_name(ways.configs[0])]
         return {"m": task.need.m, "k": task.need.k, **first._asdict(), "gain": 0.0, "count": count}

@@ -109,8 +109,8 @@ class Tuner:
 
 
 def _counted(done: str, findings: Sequence[Finding]) -> str:
-    ours = sum(map(is_ours, findings))
-    return f"{done} {len(findings)} products: {ours} ours, {len(findings) - ours} torch's"
+    wins = sum(map(is_ours, findings))
+    return f"{done} {len(findings)} products: {wins} ours, {len(findings) - wins} torch's"
 
 
 def _measured_before(task: Task, kept: Mapping[str, Any]) -> Finding:

@@ -180,19 +180,19 @@ def _content_of(key: Key, table: Table) -> dict[str, Any]:
 def _alone(lock: Path) -> Iterator[None]:
     """Hold the lock, once no other process does. Raises OSError after `_WAIT_SECONDS`."""
     end = time.monotonic() + _WAIT_SECONDS
-    mine = _created(lock)
-    while mine is None:
+    identity = _created(lock)
+    while identity is None:
         if time.monotonic() > end:
             raise OSError(f"others held {lock} for {_WAIT_SECONDS:g} seconds; if no process uses it, delete {lock}*")
         if _is_left_behind(lock):
             _break(lock)
         else:
             time.sleep(0.01)
-        mine = _created(lock)
+        identity = _created(lock)
     try:
         yield
     finally:
-        if _identity(lock) == mine:  # another process breaks it if this one is stopped for too long
+        if _identity(lock) == identity:  # another process breaks it if this one is stopped for too long
             lock.unlink(missing_ok=True)
 
 

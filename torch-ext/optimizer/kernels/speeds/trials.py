@@ -120,7 +120,7 @@ def _mark(key: Key, need: Need, candidate: str) -> Optional[Path]:
 
 
 def _write(mark: Path, need: Need, candidate: str, overdue: bool) -> None:
-    who = {
+    content = {
         "host": platform.node(),
         "container": _container(),
         "process": os.getpid(),
@@ -131,7 +131,7 @@ def _write(mark: Path, need: Need, candidate: str, overdue: bool) -> None:
     flags = os.O_WRONLY | os.O_TRUNC | (0 if overdue else os.O_CREAT) | getattr(os, "O_NOFOLLOW", 0)
     flags |= getattr(os, "O_NONBLOCK", 0)  # a pipe in its place is an error, and is not waited for
     with open(os.open(mark, flags, 0o666), "w") as written:
-        written.write(json.dumps({**who, "kernel": need.kernel, "dtype": need.dtype, "candidate": candidate}))
+        written.write(json.dumps({**content, "kernel": need.kernel, "dtype": need.dtype, "candidate": candidate}))
 
 
 def _overdue(need: Need, candidate: str, mark: Optional[Path]) -> None:

@@ -149,9 +149,9 @@ class TuningAgreement:
         agreed = {need: before for need, before in agreed.items() if before}
         begun = [need for need in needs if own_measurement(key, need) is not None]
         incomplete = [need for need in begun if not is_complete(own_measurement(key, need))]
-        mine = TuningStatement(key.device, agreed, all_failed(key), sorted(self._tuner.left()), incomplete)
+        local_statement = TuningStatement(key.device, agreed, all_failed(key), sorted(self._tuner.left()), incomplete)
         device = self._tasks[0].device
-        of_all = gathered(mine, self._ranks, device, "measurements", self._names)
+        of_all = gathered(local_statement, self._ranks, device, "measurements", self._names)
         statements = dict(zip(self._ranks, of_all))
         self._tuner.begin(device)  # not before slower ranks have come
         self._left = {need for statement in statements.values() for need in statement.left}
