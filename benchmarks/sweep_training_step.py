@@ -154,12 +154,12 @@ def measure(
     Those that have `lost` the GPU before are not tried again: they have these marks.
     """
     trainings, marks = peers.admit(bench.contestants, lambda name: make_training(name, size, bench), lost)
-    works, whose = {}, {}
+    works, contestants = {}, {}
     for name, training in trainings.items():
         parts = {f"{name} {BACK_AND_FORTH}": training.back_and_forth, f"{name} {STEP}": training.step}
         works |= parts
-        whose |= dict.fromkeys(parts, name)
-    times = run_rounds(works, bench.device, bench.rounds, deadline, whose)
+        contestants |= dict.fromkeys(parts, name)
+    times = run_rounds(works, bench.device, bench.rounds, deadline, contestants)
     for name, training in trainings.items():
         before, steps = times[f"{name} {BACK_AND_FORTH}"], times[f"{name} {STEP}"]
         yield (

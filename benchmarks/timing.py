@@ -78,9 +78,9 @@ def run_rounds(
     for turn in range(WARM_UP + rounds):
         if turn >= WARM_UP + LEAST_ROUNDS and deadline.passed():
             break
-        for whose in race.order_of_round(list(turns), turn):
-            with blaming(whose):
-                taken = [(name, seconds_of(works[name], device)) for name in turns[whose]]
+        for contestant in race.order_of_round(list(turns), turn):
+            with blaming(contestant):
+                taken = [(name, seconds_of(works[name], device)) for name in turns[contestant]]
             for name, each in taken:
                 seconds[name].append(each)
     return {name: times[WARM_UP:] for name, times in seconds.items()}

@@ -76,12 +76,12 @@ def fetch(folder: Path) -> Path:
 def adapt_(tests: Path) -> None:
     """Make the replacements of `ADAPTED` in the file `tests`, each once; ValueError if a text is not there."""
     text = tests.read_text()
-    for theirs, ours in ADAPTED.items():
-        if text.count(theirs) != 1:
+    for original, replacement in ADAPTED.items():
+        if text.count(original) != 1:
             raise ValueError(
-                f"{tests.name} of {SOURCE} must have {theirs!r} once, it has it {text.count(theirs)} times"
+                f"{tests.name} of {SOURCE} must have {original!r} once, it has it {text.count(original)} times"
             )
-        text = text.replace(theirs, ours)
+        text = text.replace(original, replacement)
     tests.write_text(text)
 
 

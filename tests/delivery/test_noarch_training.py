@@ -7,7 +7,7 @@ import pytest
 from tests.support.hub_clients import environment, run_client
 from tools.build import variants
 from tools.hub.server import Hub
-from tools.pages.platforms import ARM, EVERY, MAC, NEW, OLD, PLATFORMS
+from tools.pages.platforms import ALL_PLATFORMS, ARM, MAC, NEW, OLD, PLATFORMS
 
 # The forks do not import again what the package and its first step take from torch.
 CLIENT = """
@@ -28,7 +28,9 @@ print(json.dumps(dict(zip(MACHINES, in_forks(trained, calls)))))
 
 def platform_of(place: str, built_for: str):
     """Return the platform of the page."""
-    (platform,) = (each for each in EVERY if each.place.startswith(place) and each.built_for.startswith(built_for))
+    (platform,) = (
+        each for each in ALL_PLATFORMS if each.place.startswith(place) and each.built_for.startswith(built_for)
+    )
     return platform
 
 

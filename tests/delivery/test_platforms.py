@@ -22,13 +22,15 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, HfApi
 from tests.support.feigned_platforms import in_forks, loaded_variant
 from tests.delivery.test_platforms import TORCHES
-from tools.pages.platforms import EVERY
+from tools.pages.platforms import ALL_PLATFORMS
 
 build, api, kind = Path(sys.argv[1]), HfApi(), {"repo_type": "kernel"}
 api.create_repo("org/optimizer", **kind)
 files = [CommitOperationAdd(f"build/{file.relative_to(build)}", file) for file in build.rglob("*.*")]
 commit = api.create_commit("org/optimizer", files, commit_message="all", **kind).oid
-calls = [(machine, machine.backends[-1], torch, "org/optimizer", commit) for machine in EVERY for torch in TORCHES]
+calls = [
+    (machine, machine.backends[-1], torch, "org/optimizer", commit) for machine in ALL_PLATFORMS for torch in TORCHES
+]
 print(json.dumps({"commit": commit, "loaded": in_forks(loaded_variant, calls)}))
 """
 
@@ -52,7 +54,7 @@ def seen(tmp_path_factory):
 def test_the_real_loader_takes_what_the_page_says(seen):
     """On every platform, or it raises what the page shows, where lines have no order."""
     expected = []
-    for machine in platforms.EVERY:
+    for machine in platforms.ALL_PLATFORMS:
         for torch in TORCHES:
             said = platforms.message(machine, torch, seen["commit"])
             expected.append(platforms.taken(machine, [torch]) or f"FileNotFoundError: {said}")

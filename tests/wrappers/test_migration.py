@@ -35,7 +35,7 @@ def _cases(choose):
     for name, origin in ORIGINS.items():
         marks = pytest.mark.integrations if name in INSTALLED_APART else ()
         for line in filter(choose, (Line(""), *origin.lines)):
-            yield pytest.param(origin, line, id=f"{name}: {line.theirs or 'as it stands'}", marks=marks)
+            yield pytest.param(origin, line, id=f"{name}: {line.arguments or 'as it stands'}", marks=marks)
 
 
 @pytest.fixture(autouse=True)
@@ -147,12 +147,12 @@ def test_a_line_takes_the_steps_of_what_it_stands_for(kernel, there, origin, lin
 @pytest.mark.parametrize("origin, line", cases(lambda line: line.refused))
 def test_an_argument_without_counterpart_is_refused(kernel, origin, line):
     with pytest.raises((TypeError, ValueError), match=line.refused):
-        kernel.Muon(halves_of(origin)[0], **eval(f"dict({line.theirs})"))
+        kernel.Muon(halves_of(origin)[0], **eval(f"dict({line.arguments})"))
 
 
 def marked(names):
     """Return origins by name, each with the mark of what its package needs."""
-    return [case for case in cases(lambda line: not line.theirs) if case.values[0].name in names]
+    return [case for case in cases(lambda line: not line.arguments) if case.values[0].name in names]
 
 
 @pytest.mark.parametrize("origin, line", marked(("torch", "moonlight", *INSTALLED_APART)))
@@ -242,7 +242,7 @@ def arguments_of(function):
 
 def with_lines(origin, *parts):
     """Return the arguments that lines of these parts of an origin name."""
-    texts = [line.theirs for line in origin.lines if line.part in parts]
+    texts = [line.arguments for line in origin.lines if line.part in parts]
     return {key for text in texts for key in eval(f"dict({text})")}
 
 

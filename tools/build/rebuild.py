@@ -60,14 +60,14 @@ def rebuild(variant: Path, root: Path, work: Path) -> Path:
 
 def differences(variant: Path, rebuilt: Path) -> list[str]:
     """Return one line for each file that differs, or that only one of the two has, and for another folder's name."""
-    ours, theirs = contents(variant), contents(rebuilt)
+    digests, rebuilt_digests = contents(variant), contents(rebuilt)
     lines = [] if variant.name == rebuilt.name else [f"this machine builds {rebuilt.name} instead"]
-    for file in sorted(ours.keys() | theirs.keys()):
-        if file not in theirs:
+    for file in sorted(digests.keys() | rebuilt_digests.keys()):
+        if file not in rebuilt_digests:
             lines.append(f"{file} is not built")
-        elif file not in ours:
+        elif file not in digests:
             lines.append(f"{file} is missing")
-        elif ours[file] != theirs[file]:
+        elif digests[file] != rebuilt_digests[file]:
             lines.append(f"{file} has other bytes")
     return lines
 

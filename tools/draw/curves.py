@@ -37,9 +37,9 @@ def loss(logs: Sequence[Log]) -> Drawing:
         figure = Figure(figsize=(7.6 if timed else 4.4, 3.0))
         panels = figure.subplots(1, 2 if timed else 1, sharey=True, squeeze=False)[0]
         for (name, (losses, steps, seconds)), colour in zip(groups.items(), _colours(theme)):
-            mean, whose = losses.mean(axis=0), f"{name} ({len(losses)} runs)" if len(losses) > 1 else name
+            mean, label = losses.mean(axis=0), f"{name} ({len(losses)} runs)" if len(losses) > 1 else name
             for axes, x in zip(panels, (steps, seconds.mean(axis=0))):
-                axes.plot(x, mean, color=colour, linewidth=1.4, label=f"{whose}, at the end {mean[-1]:.3f}")
+                axes.plot(x, mean, color=colour, linewidth=1.4, label=f"{label}, at the end {mean[-1]:.3f}")
                 axes.fill_between(x, losses.min(axis=0), losses.max(axis=0), color=colour, alpha=0.25, linewidth=0)
         panels[0].set(xlabel="step", ylabel="loss")
         panels[-1].set_xlabel("seconds" if timed else "step")

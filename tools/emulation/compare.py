@@ -63,16 +63,19 @@ def page(results: dict) -> str:
     rows = [
         [
             name,
-            it["variant"],
-            f"{it['torch']}, {it['level']}",
-            it["python"],
-            it["instructions"],
-            f"{it['losses'][0]:.2f}, {it['losses'][-1]:.2f}",
+            fingerprint["variant"],
+            f"{fingerprint['torch']}, {fingerprint['level']}",
+            fingerprint["python"],
+            fingerprint["instructions"],
+            f"{fingerprint['losses'][0]:.2f}, {fingerprint['losses'][-1]:.2f}",
         ]
-        for name, it in fingerprints.items()
+        for name, fingerprint in fingerprints.items()
     ]
-    names = dict.fromkeys(name for it in fingerprints.values() for name in it["bits"])
-    bits = [[operation, *(it["bits"].get(operation, "") for it in fingerprints.values())] for operation in names]
+    names = dict.fromkeys(name for fingerprint in fingerprints.values() for name in fingerprint["bits"])
+    bits = [
+        [operation, *(fingerprint["bits"].get(operation, "") for fingerprint in fingerprints.values())]
+        for operation in names
+    ]
     return TEXT.format(
         emulator=results["emulator"],
         made_of=commit_words(results["commit"], results["dirty"]),
@@ -113,14 +116,14 @@ def main() -> int:
         processors = [here(), *map(emulated, (*X86, ARM))]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             prints = list(pool.map(lambda processor: processor.fingerprint(build), processors))
-        fingerprints = {processor.name: it for processor, it in zip(processors, prints)}
-        compilers = {it["variant"]: compiler(build / it["variant"]) for it in prints}
+        fingerprints = {processor.name: fingerprint for processor, fingerprint in zip(processors, prints)}
+        compilers = {fingerprint["variant"]: compiler(build / fingerprint["variant"]) for fingerprint in prints}
         made_of = sources(build / name for name in compilers)
         results = {"emulator": version(), **made_of, "compilers": compilers, "processors": fingerprints}
     except BuildError as error:
         print(f"tools.emulation.compare: {error}", file=sys.stderr)
         return 1
-    differing = [name for name, it in fingerprints.items() if differences(it, fingerprints["here"])]
+    differing = [name for name, fingerprint in fingerprints.items() if differences(fingerprint, fingerprints["here"])]
     if differing:
         print(f"tools.emulation.compare: nothing is written, bits differ on {', '.join(differing)}", file=sys.stderr)
         return 1

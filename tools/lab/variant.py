@@ -116,13 +116,13 @@ def digest_of(recipe: Recipe) -> str:
 
 def overlay(variant: Path) -> bool:
     """Copy the tree's Python files and configurations into a variant; return whether its Python files changed."""
-    ours = {file.relative_to(PACKAGE): file for file in PACKAGE.rglob("*") if belongs(file)}
-    theirs = {file.relative_to(variant): file for file in variant.rglob("*") if belongs(file)}
+    sources = {file.relative_to(PACKAGE): file for file in PACKAGE.rglob("*") if belongs(file)}
+    copies = {file.relative_to(variant): file for file in variant.rglob("*") if belongs(file)}
     changed = False
-    for gone in theirs.keys() - ours.keys():
-        theirs[gone].unlink()
+    for gone in copies.keys() - sources.keys():
+        copies[gone].unlink()
         changed = changed or gone.suffix == ".py"
-    for name, file in ours.items():
+    for name, file in sources.items():
         target = variant / name
         if not target.exists() or target.read_bytes() != file.read_bytes():
             target.parent.mkdir(parents=True, exist_ok=True)

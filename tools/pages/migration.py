@@ -138,8 +138,8 @@ def page(origin: Origin) -> str:
 
 def cells(line: Line) -> tuple[str, ...]:
     """Return a line of the table."""
-    theirs = f"{_code(line.theirs)} (AdamW)" if line.part == "rest" else _code(line.theirs)
-    return theirs, _code(line.muon), _code(line.rest), line.changes
+    arguments = f"{_code(line.arguments)} (AdamW)" if line.part == "rest" else _code(line.arguments)
+    return arguments, _code(line.muon), _code(line.rest), line.changes
 
 
 def _formatted(code: str) -> str:

@@ -106,14 +106,14 @@ def answered(files: Iterable[Path]) -> dict[str, list[Path]]:
     for file in files:
         kind = max((kind for kind in QUESTIONS if file.stem.startswith(f"{kind}-")), key=len, default="")
         answers[QUESTIONS.get(kind, ON_ONE_GPU)].append(file)
-    return {question: those for question, those in answers.items() if those}
+    return {question: answer for question, answer in answers.items() if answer}
 
 
 def index(answers: Mapping[str, Sequence[Path]], contents: Mapping[Path, dict]) -> str:
     """Return a table of questions, with links to the sections of the files that answer them."""
     rows = [
-        (question, "; ".join(f"[{file.stem}](#{file.stem}), {kind_of_machine(contents[file])}" for file in those))
-        for question, those in answers.items()
+        (question, "; ".join(f"[{file.stem}](#{file.stem}), {kind_of_machine(contents[file])}" for file in files))
+        for question, files in answers.items()
     ]
     return markdown.table(("question", "answers"), rows) + "\n"
 
@@ -141,8 +141,8 @@ def section(file: Path, content: dict, beside: Path) -> Iterator[str]:
     """Yield the lines about one file: its machine, versions and commit, its tables and its figures."""
     yield f"### {file.stem}\n"
     methods = ", ".join(f"`{method}`" for method in methods_of(content))
-    ours = f" Ours by {methods}." if methods else ""
-    yield f"{origin(content)}{ours} [The file]({link(file, beside)}).\n"
+    sentence = f" Ours by {methods}." if methods else ""
+    yield f"{origin(content)}{sentence} [The file]({link(file, beside)}).\n"
     tables = list(lab_tables(content) if "lab" in content else sweep_tables(content, file.stem))
     for table in tables:
         shown, missing = without_nothing(table)

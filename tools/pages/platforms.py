@@ -74,7 +74,7 @@ FREE_THREADED = (
     Platform("any, free-threaded Python before 3.15", "CUDA 12.6 to 13.2", CUDA_12 + CUDA_13, free_threaded=True),
 )
 OTHERS = (Platform(INTEL_OR_AMD, "TPUs", (TPU(),)),)
-EVERY = (*PLATFORMS, *FREE_THREADED, *OTHERS)
+ALL_PLATFORMS = (*PLATFORMS, *FREE_THREADED, *OTHERS)
 
 INTRODUCTION = """\
 # Platforms
@@ -194,7 +194,7 @@ def message(platform: Platform, torch: str, revision: str) -> str:
 def page() -> str:
     """Return docs/platforms.md."""
     headings = ("system", "torch for", f"torch {NEW[0]} or newer", f"torch {OLD[-1]}")
-    rows = [(each.place, each.built_for, cell(taken(each, NEW)), cell(taken(each, OLD))) for each in EVERY]
+    rows = [(each.place, each.built_for, cell(taken(each, NEW)), cell(taken(each, OLD))) for each in ALL_PLATFORMS]
     introduction = INTRODUCTION.format(version=kernels.__version__, oldest=OLD[0], newest=NEW[-1], cost=cost())
     archs = ", ".join(read_tables(ROOT)["kernel"]["optimizer_cuda"]["cuda-capabilities"])
     sections = NVIDIA.format(archs=archs), WITHOUT_FLOAT64, where_nothing_fits()
@@ -220,7 +220,7 @@ def kind(variant: str | None) -> str:
 
 def where_nothing_fits() -> str:
     """Return the part of the page about platforms that load nothing, with what is said on the first of them."""
-    without = [each for each in EVERY if taken(each, NEW) is None]
+    without = [each for each in ALL_PLATFORMS if taken(each, NEW) is None]
     return NOTHING.format(
         devices=", ".join(each.built_for for each in without),
         platform=without[0].place,
@@ -243,9 +243,9 @@ def summary() -> str:
 
 def places_with(name: str) -> Iterator[str]:
     """Yield the systems on which a kind of variant is loaded, each with what torch is built for."""
-    those = [each for each in PLATFORMS if kind(taken(each, NEW)) == name]
-    for place in dict.fromkeys(each.place for each in those):
-        yield f"{place}: {', '.join(each.built_for for each in those if each.place == place)}"
+    platforms = [each for each in PLATFORMS if kind(taken(each, NEW)) == name]
+    for place in dict.fromkeys(each.place for each in platforms):
+        yield f"{place}: {', '.join(each.built_for for each in platforms if each.place == place)}"
 
 
 def main() -> int:

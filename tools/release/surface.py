@@ -39,8 +39,10 @@ def lines_of(name: str, value: Any) -> Iterator[tuple[str, str]]:
     """Yield the lines of one public name: its own, and those of its arguments and members."""
     if isinstance(value, ModuleType):
         yield name, "module"
-        ours = {key: entry for key, entry in vars(value).items() if getattr(entry, "__module__", "") == value.__name__}
-        public = {key: entry for key, entry in ours.items() if not key.startswith("_")}
+        members = {
+            key: entry for key, entry in vars(value).items() if getattr(entry, "__module__", "") == value.__name__
+        }
+        public = {key: entry for key, entry in members.items() if not key.startswith("_")}
         for key, entry in sorted(public.items()):
             yield from lines_of(f"{name}.{key}", entry)
     elif isinstance(value, type):
@@ -76,9 +78,9 @@ def operations(kernel: ModuleType) -> dict[str, str]:
     """Return the schemas of a build's operations, without the names of aliases, which torch numbers as it likes."""
     native = kernel.kernels.native
     namespace = native.add_op_namespace_prefix("")
-    every = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(namespace)]
+    all_names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(namespace)]
     # A portable variant of the same commit may be loaded beside a compiled one.
-    names = [name for name in every if name.startswith(f"{namespace}portable_") == native.IS_PORTABLE]
+    names = [name for name in all_names if name.startswith(f"{namespace}portable_") == native.IS_PORTABLE]
     schemas = (str(torch._C._get_schema(*(name.split(".") if "." in name else (name, "")))) for name in names)
     plain = (re.sub(r"\(\w+!\)", "(!)", schema.removeprefix(namespace + native.PREFIX)) for schema in schemas)
     return {schema.partition("(")[0]: schema for schema in plain}

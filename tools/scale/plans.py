@@ -65,10 +65,10 @@ class Planned:
         self._kernel = kernel
         self.gpus, self._wire, self._chunk_bytes = case.gpus, WIRE[case.dtype], chunk_bytes
         self.itemsizes = tuple(each.itemsize for each in self._wire)
-        self.every = list(self._matrices(MODELS[case.model]))
-        alone = [matrix for matrix in self.every if matrix.has_owner]
+        self.matrices = list(self._matrices(MODELS[case.model]))
+        alone = [matrix for matrix in self.matrices if matrix.has_owner]
         self.exchanged = kernel.plan.teams.with_teams(alone, case.team) if alone else []
-        self.local = [matrix for matrix in self.every if not matrix.has_owner]
+        self.local = [matrix for matrix in self.matrices if not matrix.has_owner]
         self.ranks = min((ranks for ranks, _ in self.exchanges(0)), key=len, default=tuple(range(self.gpus)))
 
     def exchanges(self, rank: int) -> list[tuple]:

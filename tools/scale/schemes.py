@@ -53,7 +53,7 @@ def plan(kernel: ModuleType, case: Case, machine: Machine, chunk_bytes: int | No
     largest = max((flop[matrix.key] for matrix in planned.exchanged), default=0)
     return Row(
         **case._asdict(),
-        matrices=len(planned.every),
+        matrices=len(planned.matrices),
         chunks=len(loads),
         sent_bytes=max(sum(planned.sent_bytes(*each) for each in side) for side in sides.values()),
         flop=int(STEPS * max(total)),

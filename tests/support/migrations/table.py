@@ -10,7 +10,7 @@ NOTHING = "nothing"
 class Line(NamedTuple):
     """One argument there and what stands for it here, as code that the page shows and the test runs."""
 
-    theirs: str  # arguments, as they are written there
+    arguments: str  # as they are written there
     muon: str = ""  # settings of Muon's group here
     rest: str = ""  # settings of AdamW's group here
     changes: str = NOTHING
@@ -55,5 +55,5 @@ def call_here(origin: Origin) -> str:
 def call_there(origin: Origin, line: Line = _AS_IT_STANDS, tried: bool = True) -> str:
     """Return the call there with a line's arguments, as the test runs it or as the page shows it."""
     template = origin.tried if tried and origin.tried else origin.there
-    arguments = f", {line.theirs}" if line.theirs and line.known_there else ""
+    arguments = f", {line.arguments}" if line.arguments and line.known_there else ""
     return template.format(**{"muon": "", "rest": "", line.part: arguments})
