@@ -93,7 +93,7 @@ def test_what_another_rank_knows_to_be_wrong_is_chosen_anew(kernel, measurements
     key, need = kernel.kernels.speeds.machine.key_of(device), file.Need(KERNEL, DTYPE, 8, 16)
     measurements.agree(key, need, entry(8, 16, "NATIVE"), 0, (0, 1))
     other = {"agreed": {}, "failed": {(KERNEL, DTYPE): {"NATIVE": "wrong"}}}
-    monkeypatch.setattr(rank_tuning, "gathered", lambda mine, *_: [mine, mine._replace(**other)])
+    monkeypatch.setattr(rank_tuning, "gathered", lambda statement, *_: [statement, statement._replace(**other)])
     tasks = [kernel.tuning.contest.Task(need, device, 1)]
     agreement = rank_tuning.TuningAgreement((0, 2), tasks, kernel.tuning.tune.Tuner(5.0), "up.weight")
     agreement.compare()

@@ -42,9 +42,9 @@ MEANWHILE = {
 def test_a_group_that_comes_back_goes_on_with_its_state(kernel, meanwhile, settings):
     """With the bits of one that stayed, and had no gradients meanwhile."""
     (params, optimizer), (others, stayed) = alone(kernel, **settings), alone(kernel, **settings)
-    for each, its in (optimizer, params), (stayed, others):
-        take_steps(each, its, range(2))
-        set_gradients(its, 2, without=ABSENT)
+    for each, parameters in (optimizer, params), (stayed, others):
+        take_steps(each, parameters, range(2))
+        set_gradients(parameters, 2, without=ABSENT)
     out = take_out(optimizer, params)
     meanwhile(optimizer)
     meanwhile(stayed)

@@ -86,7 +86,7 @@ def test_a_replaced_parameter_is_free(kernel):
     [
         copy.deepcopy,
         lambda optimizer: pickle.loads(pickle.dumps(optimizer)),
-        lambda it: it.load_state_dict(saved(it)) or it,
+        lambda opt: opt.load_state_dict(saved(opt)) or opt,
     ],
     ids=["deepcopy", "pickle", "load_state_dict"],
 )

@@ -116,8 +116,8 @@ def test_run_resumed_from_a_file_continues_bit_for_bit(kernel, by):
     other = kernel.Muon(resumed.items())  # the file says what its state is
     other.load_state_dict(torch.load(file, weights_only=True))
     copied, copies = copy.deepcopy((optimizer, params))
-    for each, its in (optimizer, params), (other, resumed), (copied, copies):
-        take_steps(each, its, range(3, 6))
+    for each, parameters in (optimizer, params), (other, resumed), (copied, copies):
+        take_steps(each, parameters, range(3, 6))
     assert same_bits(params, resumed) and same_bits(params, copies)
     moments = [optimizer.state[p][KEY] for p in params.values() if KEY in optimizer.state[p]]
     others = [other.state[p][KEY] for p in resumed.values() if KEY in other.state[p]]

@@ -110,8 +110,8 @@ def odd_pair(kernel):
         mesh, values = DeviceMesh("cpu", list(ranks)), torch.full((8,), float(name == "c" and dist.get_rank() == 3))
         named.append((f"{name}.bias", nn.Parameter(DTensor.from_local(values, mesh, [Replicate()], run_check=False))))
     optimizer = kernel.Muon(named)
-    mine = [p for (_, p), ranks in zip(named, ((0, 1), (0, 2), (2, 3))) if dist.get_rank() in ranks]
-    return step(optimizer, mine)
+    local_vectors = [p for (_, p), ranks in zip(named, ((0, 1), (0, 2), (2, 3))) if dist.get_rank() in ranks]
+    return step(optimizer, local_vectors)
 
 
 class Done:
@@ -204,12 +204,12 @@ def errors_of_local_mistakes(kernel):
         mesh, values = DeviceMesh("cpu", list(ranks)), torch.full((8,), float(name == "a" and rank == 1))
         named.append((f"{name}.bias", nn.Parameter(DTensor.from_local(values, mesh, [Replicate()], run_check=False))))
     optimizer = kernel.Muon(named)
-    mine = [p for (_, p), ranks in zip(named, ((0, 1), (1, 2))) if rank in ranks]
-    for p in [] if rank == 2 else mine:
+    local_vectors = [p for (_, p), ranks in zip(named, ((0, 1), (1, 2))) if rank in ranks]
+    for p in [] if rank == 2 else local_vectors:
         p.grad = torch.ones_like(p)
     first = error_of(optimizer.step)
     local(named[0][1].detach()).zero_()
-    return first, step(optimizer, mine)
+    return first, step(optimizer, local_vectors)
 
 
 @pytest.mark.filterwarnings("ignore:Muon has no matrix")

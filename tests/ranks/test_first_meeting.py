@@ -196,16 +196,18 @@ def steps_of_a_chain(kernel) -> tuple[str, list[bool]]:
         vector = distribute_tensor(torch.ones(8), DeviceMesh("cpu", list(ranks)), [Replicate()], src_data_rank=None)
         named.append({"params": [(f"{name}.bias", nn.Parameter(vector))]})
     optimizer, error, moved = kernel.Muon(named, lr=0.1), "", []
-    mine = [group["params"][0] for group, ranks in zip(optimizer.param_groups, CHAIN.values()) if rank in ranks]
+    local_vectors = [
+        group["params"][0] for group, ranks in zip(optimizer.param_groups, CHAIN.values()) if rank in ranks
+    ]
     for step in range(2):
         optimizer.param_groups[-1]["lr"] = 0.3 if step == 0 and rank == 3 else 0.1
-        for p in mine:
+        for p in local_vectors:
             p.grad = torch.ones_like(p)
         try:
             optimizer.step()
         except ValueError as raised:
             error = str(raised)
-        moved.append(any(bool((p.to_local() != 1).any()) for p in mine))
+        moved.append(any(bool((p.to_local() != 1).any()) for p in local_vectors))
     return error, moved
 
 

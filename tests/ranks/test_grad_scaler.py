@@ -82,10 +82,12 @@ def error_after_an_overflow(kernel, case: Case):
 
 def assert_second_step_was_none(results) -> None:
     """Neither parameters nor state moved at the second step, and the third moved all of them, on all ranks."""
-    for (first, state, _), (second, its, _), (third, _, _) in results:
+    for (first, state, _), (second, second_state, _), (third, _, _) in results:
         assert all(map(bits_equal, third, results[0][2][0]))
         assert all(map(bits_equal, first, second))
-        assert all(bits_equal(buffers[key], other[key]) for buffers, other in zip(state, its) for key in buffers)
+        assert all(
+            bits_equal(buffers[key], other[key]) for buffers, other in zip(state, second_state) for key in buffers
+        )
         assert not any(map(bits_equal, second, third))
 
 

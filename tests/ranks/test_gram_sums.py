@@ -59,8 +59,8 @@ def assert_close_to_alone(kernel, pools, case: Case, job=train) -> None:
 def assert_close(kernel, case: Case, results: Sequence[Trained], alone: Trained) -> None:
     """What ranks and one process end with differs by rounding alone, and momentum not at all."""
     for result in results:
-        for i, (state, its) in enumerate(zip(result.state, alone.state)):
-            assert bits_equal(state["momentum_buffer"], its["momentum_buffer"])
+        for i, (state, reference) in enumerate(zip(result.state, alone.state)):
+            assert bits_equal(state["momentum_buffer"], reference["momentum_buffer"])
             p, q = (exact(kernel, trained, i) for trained in (result, alone))
             # An update has root mean square 0.2 lr. float32 rounds each of the iteration's 15 products to 2**-24, which
             # the schedule amplifies by up to the product of its first coefficients, about 2**8; here two ways differ.

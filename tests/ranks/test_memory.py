@@ -216,8 +216,8 @@ def test_released_gradients_of_shards_are_freed_once_packed(pools, name):
 
 @on_every_backend()
 def test_unreleased_gradients_stay(pools):
-    for gathers, _, every in pools(4).run(gradients_alive, case_of_several_matrices("rows", release=False)):
-        assert all(alive == every for alive in gathers)
+    for gathers, _, numbers in pools(4).run(gradients_alive, case_of_several_matrices("rows", release=False)):
+        assert all(alive == numbers for alive in gathers)
 
 
 def train_amid_churn(kernel, case: Case):

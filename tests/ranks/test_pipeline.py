@@ -41,8 +41,8 @@ def order(kernel, chunks: int, in_flight: int) -> list[str]:
 def test_local_work_hides_the_first_gather(kernel, chunks, in_flight):
     events = order(kernel, chunks, in_flight)
     assert events.index("local") == min(chunks, 1)
-    every = [*range(chunks), *range(100, 100 + chunks)]
-    assert sorted(events) == sorted(["local", *(f"{stage}{k}" for k in every for stage in "gwd")])
+    numbers = [*range(chunks), *range(100, 100 + chunks)]
+    assert sorted(events) == sorted(["local", *(f"{stage}{k}" for k in numbers for stage in "gwd")])
 
 
 def test_exchange_begins_when_the_one_before_has_ended(kernel):
@@ -68,10 +68,10 @@ def test_at_most_in_flight_plus_one_chunks_are_started(kernel, in_flight):
 
 def steps_on_two_meshes(kernel, sum_gram: bool):
     """Some parameters lie on all ranks, some on two of them; neighbours have them in one order and the other."""
-    pairs, every = mesh_of((2, 2))["y"], mesh_of((4,))
-    params = [nn.Parameter(distribute_tensor(torch.ones(4, 400), mesh, [Shard(1)])) for mesh in (pairs, every)]
+    pairs, world = mesh_of((2, 2))["y"], mesh_of((4,))
+    params = [nn.Parameter(distribute_tensor(torch.ones(4, 400), mesh, [Shard(1)])) for mesh in (pairs, world)]
     named = [("a.weight", params[0]), ("b.weight", params[1])]
-    copies = [nn.Parameter(distribute_tensor(torch.ones(8), mesh, [Replicate()])) for mesh in (pairs, every)]
+    copies = [nn.Parameter(distribute_tensor(torch.ones(8), mesh, [Replicate()])) for mesh in (pairs, world)]
     named += zip(("a.bias", "b.bias"), copies)
     exchange = kernel.ExchangeOptions(sum_gram=sum_gram)
     optimizer = kernel.Muon(named[:: 1 - 2 * (dist.get_rank() % 2)], lr=0.1, ns_dtype="float32", exchange=exchange)

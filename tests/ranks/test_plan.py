@@ -104,16 +104,16 @@ def test_flags_reach_the_owner_and_its_answer_all_holders(kernel, world, seed):
                 )
                 for k in range(len(side.owner.matrices))
             ]
-            for matrix, who in zip(side.owner.matrices, heard):
+            for matrix, flags in zip(side.owner.matrices, heard):
                 senders = [
                     1 + rank
                     for rank, other in enumerate(chunk)
                     if matrix in [part.matrix for part in other.holder.parts if part.gathered is not None]
                 ]
-                assert who == senders and len(set(who)) == len(who)
+                assert flags == senders and len(set(flags)) == len(flags)
                 # One for each part that is not empty, whatever the copies.
                 parts = {matrix.part(rank) for rank in model.ranks if matrix.part(rank).size}
-                assert len(who) == len(parts)
+                assert len(flags) == len(parts)
             answer = np.zeros(sum(side.owner.sent), dtype=np.int64)
             for part in side.owner.parts:
                 answer[part.scattered.flag] = model.numbers[side.owner.matrices[part.position]][0, 0]

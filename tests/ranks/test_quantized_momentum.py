@@ -71,8 +71,8 @@ def test_summed_matrices_have_the_momentum_of_one_process(kernel, pools, sum_gra
     results = put_together(pools(4).run(train, case))
     plain = put_together(pools(4).run(train, case._replace(settings=SETTINGS)))
     for one, other in zip(results, plain, strict=True):
-        for state, its in zip(one.state, other.state, strict=True):
-            assert all(bits_equal(state[key], its[key]) for key in ("momentum_buffer", "momentum_scale"))
+        for state, plain_state in zip(one.state, other.state, strict=True):
+            assert all(bits_equal(state[key], plain_state[key]) for key in ("momentum_buffer", "momentum_scale"))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -194,9 +194,9 @@ def test_teams_are_formed_where_a_step_gets_shorter(kernel, ranks, shared):
     assert cost(chosen) <= (0.75 if shared else 1.0) * cost(matrices)
     # Those that are shared cost most, and to share those of one size fewer or more takes longer.
     by_cost = sorted({matrix.cost for matrix in matrices}, reverse=True)
-    every = {matrix.key: kernel.plan.teams._shared(matrix, 4) for matrix in matrices}
+    shared_matrices = {matrix.key: kernel.plan.teams._shared(matrix, 4) for matrix in matrices}
     for least in [*by_cost, by_cost[0] + 1]:
-        other = [every[matrix.key] if matrix.cost >= least else matrix for matrix in matrices]
+        other = [shared_matrices[matrix.key] if matrix.cost >= least else matrix for matrix in matrices]
         assert cost(chosen) <= cost(other) * (1 + 1e-9)
 
 

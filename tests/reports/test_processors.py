@@ -46,12 +46,12 @@ def of(commit: str) -> dict:
 def test_bits_are_equal_everywhere():
     processors = RESULTS["processors"]
     assert set(processors) == {"here", *X86, ARM}
-    assert all(compare.differences(it, processors["here"]) == set() for it in processors.values())
+    assert all(compare.differences(fingerprint, processors["here"]) == set() for fingerprint in processors.values())
 
 
 def test_every_processor_that_is_emulated_ran_the_variant_for_it():
     processors = RESULTS["processors"]
-    assert {name: it["variant"].split("-")[-2] for name, it in processors.items()} == {
+    assert {name: fingerprint["variant"].split("-")[-2] for name, fingerprint in processors.items()} == {
         **dict.fromkeys(("here", *X86), "x86_64"),
         ARM: ARM,
     }
@@ -63,7 +63,10 @@ def test_every_processor_that_is_emulated_ran_the_variant_for_it():
 
 def test_rows_of_products_have_entries_where_the_processor_has_the_instructions():
     """Bits are compared among processors that ran them: a row that nobody else has would prove nothing."""
-    ran = {name: {name for name in it["bits"] if "float32" in name} for name, it in RESULTS["processors"].items()}
+    ran = {
+        name: {name for name in fingerprint["bits"] if "float32" in name}
+        for name, fingerprint in RESULTS["processors"].items()
+    }
 
     def rows(instructions: str) -> set[str]:
         operations = "gemm_ in float32", "newton_schulz_ in float32"

@@ -144,10 +144,10 @@ def assert_as_alone(kernel, pools, case: Case, ranks: int = 4) -> None:
 def assert_same(case: Case, one: Trained, other: Trained) -> None:
     """Parameters and state have the same bits."""
     columns = case.specs, one.parameters, other.parameters, one.state, other.state
-    for spec, p, q, state, its in zip(*columns, strict=True):
+    for spec, p, q, state, other_state in zip(*columns, strict=True):
         assert bits_equal(p, q), f"{spec} differs by up to {(p.double() - q.double()).abs().max():.3g}"
-        assert state.keys() == its.keys()
-        wrong = [key for key in state if not bits_equal(state[key], its[key])]
+        assert state.keys() == other_state.keys()
+        wrong = [key for key in state if not bits_equal(state[key], other_state[key])]
         assert not wrong, f"{wrong} of {spec}"
 
 

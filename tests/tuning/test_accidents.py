@@ -63,7 +63,9 @@ def test_accidents_convict_no_candidate(kernel, measurements, monkeypatch, probl
     )
 
 
-@pytest.mark.parametrize("problem", [MemoryError("bad_alloc"), KeyboardInterrupt()], ids=lambda it: type(it).__name__)
+@pytest.mark.parametrize(
+    "problem", [MemoryError("bad_alloc"), KeyboardInterrupt()], ids=lambda error: type(error).__name__
+)
 def test_a_wrong_candidate_is_remembered_whatever_comes_after_it(kernel, measurements, tune, contests, problem):
     """NATIVE is the default."""
 

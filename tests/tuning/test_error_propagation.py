@@ -87,7 +87,7 @@ def test_earlier_roundings_pass_through_an_operation_by_its_derivative(carried, 
     result = operation(*(carried(value, torch.float64, change) for value, change in zip(values, changes)))
     for draw, change in enumerate(result.change):
         above, below = (
-            operation(*(value + sign * its[draw] for value, its in zip(values, changes))) for sign in (1, -1)
+            operation(*(value + sign * draws[draw] for value, draws in zip(values, changes))) for sign in (1, -1)
         )
         assert torch.allclose(change, (above - below) / 2, rtol=1e-11, atol=1e-11)
 

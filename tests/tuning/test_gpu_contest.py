@@ -69,7 +69,7 @@ def test_each_candidate_multiplies_as_many_matrices_as_a_step_gives_it(kernel, g
     """Even pieces of as many squares as fill the GPU with its tiles; with others' there would be empty places."""
     contest, lengths = kernel.tuning.gpu_contest, kernel.kernels.gpu.symmetric_gemm.launch_symmetric_gemm.lengths
     counted = []
-    together = lambda _, size, it: counted.append(size) or TOGETHER.get(it.products.square_name, 2)  # noqa: E731
+    together = lambda _, size, iteration: counted.append(size) or TOGETHER.get(iteration.products.square_name, 2)  # noqa: E731
     commuting = lambda A, B: lengths.setdefault("torch.bmm", set()).update((len(A), len(B)))  # noqa: E731
     monkeypatch.setattr(contest, "matrices_together", together)
     monkeypatch.setattr(contest, "BATCHED", contest.BATCHED._replace(commuting=commuting))

@@ -76,10 +76,10 @@ def test_a_table_whose_method_is_not_safe_is_no_candidate(kernel, monkeypatch):
         taken = lambda *_, method="auto", d=default: tables["NATIVE" if method == "standard" else d]  # noqa: E731
         monkeypatch.setattr(contest, "select_products", taken)
         monkeypatch.setattr(contest, "choose_iteration", choose)
-        every = set(contest.cpu_contest(task).candidates)
+        candidates = set(contest.cpu_contest(task).candidates)
         monkeypatch.setattr(contest, "choose_iteration", chosen_iteration)
         left = contest.cpu_contest(task)
-        assert every - set(left.candidates) == gram
+        assert candidates - set(left.candidates) == gram
         assert left.before == "NATIVE"
 
 

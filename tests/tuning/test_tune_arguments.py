@@ -31,7 +31,7 @@ def test_shapes_that_no_memory_holds_are_refused(kernel, measurements, shape):
     assert not list(Path(os.environ["XDG_CACHE_HOME"]).iterdir())
 
 
-@pytest.mark.parametrize("budget", [10**400, -1, float("nan")], ids=lambda it: str(it)[:4])
+@pytest.mark.parametrize("budget", [10**400, -1, float("nan")], ids=lambda seconds: str(seconds)[:4])
 def test_budgets_that_no_clock_reaches_are_refused(kernel, measurements, budget):
     for call in (kernel.tune, lambda shapes, **options: kernel.Muon([Parameter(torch.ones(8, 8))]).warmup(**options)):
         with pytest.raises(ValueError, match=f"budget must be at least 0 seconds, .* got {budget}"):
@@ -127,7 +127,7 @@ def test_a_budget_that_is_none_is_refused(kernel, budget, error):
             call(budget=budget)
 
 
-@pytest.mark.parametrize("budget", [np.float32(0.5), math.inf, 0, 10**300], ids=lambda it: str(it)[:4])
+@pytest.mark.parametrize("budget", [np.float32(0.5), math.inf, 0, 10**300], ids=lambda seconds: str(seconds)[:4])
 def test_a_budget_may_be_any_time(kernel, budget):
     with warnings.catch_warnings(action="error"):
         kernel.tuning.tune.check_call(budget, None)
