@@ -94,16 +94,16 @@ def load_kernel() -> ModuleType:
 
 def on_every_process(work: Callable[[], Any]) -> list[Any]:
     """Return what `work` returns on each process, once all have done it; if it fails on one, PinError on all."""
-    mine, failure = None, None
+    result, failure = None, None
     try:
-        mine = work()
+        result = work()
     except Exception as error:  # of whatever kind: the other processes would wait for this one
         failure = str(error) or type(error).__name__  # a MemoryError says nothing
-    everyone = [(mine, failure)]
+    outcomes = [(result, failure)]
     if dist.is_initialized():
-        everyone = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, (mine, failure))
-    failures = dict.fromkeys(failure for _, failure in everyone if failure is not None)  # many processes fail alike
+        outcomes = [None] * dist.get_world_size()
+        dist.all_gather_object(outcomes, (result, failure))
+    failures = dict.fromkeys(failure for _, failure in outcomes if failure is not None)  # many processes fail alike
     if failures:
         raise PinError("\n".join(failures))
-    return [result for result, _ in everyone]
+    return [result for result, _ in outcomes]
