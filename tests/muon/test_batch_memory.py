@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
 import os
 import platform
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -112,14 +114,16 @@ def test_memory_of_a_large_call_is_given_back(kernel):
     assert norms.item() == 2.0**13
 
 
+class Batch:
+    """Of 4 numbers a matrix, of which each thread works on one."""
+
+    def memory(self, count: int):
+        sizes = (count, 4), (count, 4), (torch.get_num_threads(), 4, 4)
+        return [(size, torch.float32) for size in sizes]
+
+
 def test_views_are_as_large_as_the_matrices_and_torchs_threads_ask_for(kernel):
     """Batches take turns in one memory, which is made anew only where it is too small."""
-
-    class Batch:
-        def memory(self, count: int):
-            sizes = (count, 4), (count, 4), (torch.get_num_threads(), 4, 4)
-            return [(size, torch.float32) for size in sizes]
-
     memory, batches = kernel.step.batch_memory.BatchMemory(), (Batch(), Batch())
     for threads in (2, 1, 2):
         torch.set_num_threads(threads)
@@ -129,3 +133,20 @@ def test_views_are_as_large_as_the_matrices_and_torchs_threads_ask_for(kernel):
                 assert [len(x) for x in (directions, factors, squares)] == [count, count, threads]
                 assert directions.data_ptr() == views[0].directions.data_ptr() == memory._bytes.data_ptr()
     assert memory.views(batches[0], 8) is memory.views(batches[0], 8)
+
+
+def test_memory_that_grows_is_never_held_twice(kernel):
+    memory, batch = kernel.step.batch_memory.BatchMemory(), Batch()
+    with Allocations() as allocations:
+        for count in (8, 80):
+            memory.views(batch, count)
+    assert allocations.peak == allocations.held >= 2 * 80 * 4 * FLOAT
+
+
+def test_batches_of_earlier_plans_are_forgotten(kernel):
+    memory, batch = kernel.step.batch_memory.BatchMemory(), Batch()
+    memory.views(batch, 1)
+    known = weakref.ref(batch)
+    del batch
+    gc.collect()
+    assert known() is None

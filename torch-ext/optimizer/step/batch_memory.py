@@ -34,11 +34,11 @@ class BatchMemory:
 
     def views(self, batch: Batch, count: int) -> Views:
         """Return the parts for `count` matrices of a batch, with what the last batch has left there."""
-        known, key = self._views.setdefault(batch, {}), (count, torch.get_num_threads())
-        views = known.get(key)
+        key = count, torch.get_num_threads()
+        views = self._views.get(batch, {}).get(key)
         if views is None:
             views = self._cut(batch, count)
-            self._views.setdefault(batch, {})[key] = views  # not in `known`, which `_cut` may have dropped
+            self._views.setdefault(batch, {})[key] = views
         return views
 
     def _cut(self, batch: Batch, count: int) -> Views:
