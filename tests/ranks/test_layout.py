@@ -126,6 +126,23 @@ def test_functions_are_the_same_if_they_give_the_same_to_the_parameters_of_muon(
     assert [a == b for a, b in zip(one.lines, other.lines)] == [name == "up.bias" for name in one.names]
 
 
+@pytest.mark.parametrize(
+    "shape, settings, gives",
+    [
+        ((8, 6), {"split_rows": (5, 3)}, "56.0 for (5, 6), 36.0 for (3, 6)"),
+        ((8, 4, 3, 3), {"conv_mode": "batched"}, "28.0 for (8, 4)"),
+    ],
+    ids=str,
+)
+def test_a_function_is_compared_by_what_it_gives_to_each_matrix(kernel, rank, shape, settings, gives):
+    """Of fused rows, and of a convolution with nine positions, among which an update is divided by 3."""
+    p = nn.Parameter(on([0, 1, 2, 3], [Shard(0)], torch.ones(2, *shape[1:]), shape))
+    group = {"params": [("up.weight", p)], "adjust_lr_fn": lambda rows, cols: 10.0 * rows + cols, **settings}
+    groups = kernel.Muon([group]).param_groups
+    (terms,) = kernel.plan.terms.terms_of(groups, "", [0], {}, None, {}).values()
+    assert f"<lambda>, which gives {gives}'" in terms.lines[0]
+
+
 def test_a_number_in_a_tensor_of_the_host_is_compared_by_its_value(kernel, rank):
     groups = kernel.Muon([("up.weight", nn.Parameter(torch.ones(4, 4)))]).param_groups
     terms = kernel.plan.terms.Terms(**{**dict.fromkeys(kernel.plan.terms.Terms._fields), "group_positions": ((0, 0),)})
@@ -169,17 +186,19 @@ def test_only_shards_of_the_fallback_are_counted_by_the_ranks_that_have_a_part(k
     assert terms.weight == (1 if rank == 3 else -3)
 
 
-def test_copies_are_compared_by_the_ranks_that_have_one_of_the_same_part(kernel, rank):
-    """Of one element the ranks 1 and 3 have nothing to compare."""
+@pytest.mark.parametrize("ranks, sets", [([[0, 1], [2, 3]], ((0, 2), (1, 3))), ([[3, 2], [1, 0]], ((1, 3), (0, 2)))])
+def test_copies_are_compared_by_the_ranks_that_have_one_of_the_same_part(kernel, rank, ranks, sets):
+    """Of one element the ranks of the second part have nothing to compare; what has no copy is not compared."""
     # Named, because torch caches meshes, and with them the groups of worlds that have ended.
-    mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("copies", f"parts of rank {rank}"))
-    left = 0 if rank == 3 else 1
+    mesh = DeviceMesh("cpu", ranks, mesh_dim_names=(f"copies {ranks}", f"parts of rank {rank}"))
+    left = 1 if rank in sets[0] else 0
     named = {
         "whole.bias": on(mesh, [Replicate(), Replicate()], torch.ones(3)),
         "cut.bias": on(mesh, [Replicate(), Shard(0)], torch.ones(left), (1,)),
+        "up.weight": on(mesh, [Shard(1), Shard(0)], torch.ones(2, 3), (4, 6)),
     }
     (terms,) = terms_of(kernel, named).values()
     whole, cut = terms.copies
     assert whole.sets == ((0, 1, 2, 3),) and whole.weight == terms.weight == (1 if rank == 3 else -3)
-    assert cut.sets == ((0, 2), (1, 3)) and (cut.set_index, cut.weight) == ((1, 1) if rank == 3 else (0, -1))
+    assert cut.sets == sets and (cut.set_index, cut.weight) == (1 - left, 1 if rank == 3 else -1)
     assert [[terms.names[i] for i in each.positions] for each in (whole, cut)] == [["whole.bias"], left * ["cut.bias"]]
