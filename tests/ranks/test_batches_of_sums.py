@@ -85,16 +85,22 @@ def test_halves_of_fused_rows_share_no_batch_of_sums(kernel):
 
 
 @pytest.mark.parametrize(
-    "device, chunk_bytes, expected",
-    [("cuda", 1, [1, 1, 1]), ("cuda", 5000, [1, 2]), ("cuda", None, [3]), ("cpu", None, [1, 1, 1])],
+    "device, packed, chunk_bytes, expected",
+    [
+        ("cuda", torch.float32, 1, [1, 1, 1]),
+        ("cuda", torch.float32, 5000, [1, 2]),
+        ("cuda", torch.bfloat16, 2400, [1, 2]),
+        ("cuda", torch.float32, None, [3]),
+        ("cpu", torch.float32, None, [1, 1, 1]),
+    ],
 )
-def test_a_batch_of_sums_packs_at_most_chunk_bytes_or_one_matrix(kernel, device, chunk_bytes, expected):
-    """Of each a rank has 2,400 bytes. On a CPU a batch is one matrix."""
+def test_a_batch_of_sums_packs_at_most_chunk_bytes_or_one_matrix(kernel, device, packed, chunk_bytes, expected):
+    """Of each a rank has 2,400 bytes in float32. On a CPU a batch is one matrix."""
     layout = inside.layout(kernel, (6, 400), [4], range(4), [(1, 1)])
     shards = inside.shards(kernel, inside.matrix_view(kernel, (6, 400)), layout)
     matrices = [inside.matrix(kernel, number, 0, shards) for number in range(3)]
     for matrix in matrices:
-        vars(matrix.parameter).update(family="one", device=torch.device(device))
+        vars(matrix.parameter).update(family="one", device=torch.device(device), packed_dtype=packed)
     (batches,) = kernel.plan.gram_sums.plan_sums(matrices, 0, chunk_bytes)
     assert [len(batch.matrices) for batch in batches] == expected
 
@@ -108,3 +114,15 @@ def test_matrices_of_unlike_families_share_no_batch_of_sums(kernel):
         vars(matrix.parameter).update(family=family, device=torch.device("cuda"))
     (batches,) = kernel.plan.gram_sums.plan_sums(matrices, 0, None)
     assert [batch.matrices for batch in batches] == [(matrices[0], matrices[2]), (matrices[1],)]
+
+
+def test_groups_of_ranks_sum_in_one_order_whatever_the_order_of_parameters(kernel):
+    """Ranks that have several groups in common would else wait for one another."""
+    matrices, view = [], inside.matrix_view(kernel, (6, 400))
+    for number, ranks in enumerate([(0, 2), (0, 1), (0, 1, 2)]):
+        shards = inside.shards(kernel, view, inside.layout(kernel, (6, 400), [len(ranks)], ranks, [(1, 1)]))
+        matrices.append(inside.matrix(kernel, number, 0, shards))
+        vars(matrices[-1].parameter).update(family="one", device=torch.device("cpu"))
+    for order in matrices, matrices[::-1]:
+        plan = kernel.plan.gram_sums.plan_sums(order, 0, None)
+        assert [batches[0].ranks for batches in plan] == [(0, 1), (0, 1, 2), (0, 2)]

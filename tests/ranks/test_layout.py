@@ -102,12 +102,17 @@ def test_ranks_that_have_a_parameter_otherwise_have_other_terms(kernel, rank):
     assert len({digest_of(kernel, p) for p in ways}) == len(ways)
 
 
-@pytest.mark.parametrize("dtype, same", [(None, False), (torch.bfloat16, True)])
-def test_ranks_that_choose_another_dtype_by_their_processors_have_other_terms(kernel, rank, monkeypatch, dtype, same):
+@pytest.mark.parametrize(
+    "shape, dtype, same", [((8, 8), None, False), ((8, 8), torch.bfloat16, True), ((8,), None, True)]
+)
+def test_ranks_that_choose_another_dtype_by_their_processors_have_other_terms(
+    kernel, rank, monkeypatch, shape, dtype, same
+):
+    """For matrices: nothing else is multiplied."""
     digests = set()
     for fast in (torch.float32, torch.bfloat16):
         monkeypatch.setattr(kernel.plan.terms, "default_work_dtype", lambda p, fast=fast: fast)
-        digests.add(digest_of(kernel, on([0, 1, 2, 3], [Shard(0)], torch.ones(2, 8), (8, 8)), ns_dtype=dtype))
+        digests.add(digest_of(kernel, on([0, 1, 2, 3], [Shard(0)], torch.ones(2, *shape[1:]), shape), ns_dtype=dtype))
     assert (len(digests) == 1) == same
 
 
