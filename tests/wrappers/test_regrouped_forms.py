@@ -32,6 +32,17 @@ def test_lower_halves_of_weights_come_along_whatever_the_branch(kernel):
     assert any(value.any() for name, value in state_of(saver, params).items() if name.endswith("/remainder"))
 
 
+def test_a_frozen_parameter_of_another_branch_stays_without_state(kernel):
+    """Its lower half alone is no state that could be loaded."""
+    params, saver = stepped(kernel, "one", 1, dtype=torch.bfloat16, master_weights="split")
+    saver.zero_grad()
+    frozen = params["up.weight"].requires_grad_(False)
+    groups = [{"params": [pair], "use_muon": pair[0] == "down.weight"} for pair in params.items()]
+    optimizer = kernel.Muon(groups, **SETTINGS, master_weights="split")
+    kernel.import_state(optimizer, saver.state_dict(), "other_groups")
+    assert not optimizer.state.get(frozen)
+
+
 def test_lower_halves_that_are_here_stay_if_the_source_has_none(kernel):
     params, saver = stepped(kernel, "one", 1, dtype=torch.bfloat16)
     optimizer = in_groups(kernel, "each", params, master_weights="split")
@@ -71,3 +82,11 @@ def test_codes_of_eight_bits_need_a_group_that_has_them(kernel):
     words = "up.weight, down.weight: momentum_dtype='int8' in the source and None here. Construct the optimizer with"
     with pytest.raises(ValueError, match=words):
         kernel.import_state(in_groups(kernel, "each", params), saver.state_dict(), "other_groups")
+
+
+def test_nothing_is_said_of_momentum_that_no_checkpoint_has_read(kernel):
+    """That of bfloat16 parameters, which is bfloat16 in the file already, beside float32 parameters."""
+    params, saver = stepped(kernel, "one", 1, dtype=torch.bfloat16)
+    wide = {name: torch.nn.Parameter(p.detach().float()) for name, p in params.items()}
+    optimizer = in_groups(kernel, "each", wide, momentum_dtype="bfloat16")
+    assert kernel.import_state(optimizer, saver.state_dict(), "other_groups") == []

@@ -75,11 +75,12 @@ def test_a_state_by_name_of_distributed_checkpoints_is_understood(kernel):
 
 
 def test_a_parameter_of_another_branch_keeps_its_state_here(kernel):
+    """Whatever form that of the source has, which is not taken."""
     params, saver = stepped(kernel, "one", 2)
     swapped = {"wte.weight": True, "down.weight": False}
     optimizer = kernel.Muon(
         [
-            {"params": [(name, p)], **({"use_muon": swapped[name]} if name in swapped else {})}
+            {"params": [(name, p)], **({"use_muon": swapped[name], "maximize": True} if name in swapped else {})}
             for name, p in params.items()
         ]
     )
@@ -91,6 +92,24 @@ def test_a_parameter_of_another_branch_keeps_its_state_here(kernel):
     assert all(not value.any() for name in swapped for value in optimizer.state[params[name]].values())
     others = {name: p for name, p in params.items() if name not in swapped}
     assert same_bits(state_of(optimizer, others), state_of(saver, others))
+
+
+def test_a_file_without_the_settings_of_newer_versions_has_their_defaults(kernel):
+    params, saver = stepped(kernel, "one", 1)
+    file, optimizer = saver.state_dict(), in_groups(kernel, "each", params)
+    for group in file["param_groups"]:
+        for key in ("maximize", "momentum_dtype", "second_moment", "rounding_step"):
+            del group[key]
+    assert kernel.import_state(optimizer, file, "other_groups") == []
+    assert same_bits(state_of(optimizer, params), state_of(saver, params))
+
+
+def test_a_frozen_parameter_may_be_missing_in_the_source(kernel):
+    params, saver = stepped(kernel, "one", 1)
+    frozen = torch.nn.Parameter(torch.ones(8, 8), requires_grad=False)
+    optimizer = in_groups(kernel, "each", {**params, "frozen.weight": frozen})
+    assert kernel.import_state(optimizer, saver.state_dict(), "other_groups") == []
+    assert same_bits(state_of(optimizer, params), state_of(saver, params))
 
 
 def test_names_stand_for_a_file_without_names(kernel):
@@ -133,7 +152,7 @@ REFUSED = {
     "a sign": (
         None,
         {"maximize": True},
-        ["maximize=False in the source and True here. Construct the optimizer with the former"],
+        ["and 2 more: maximize=False in the source and True here. Construct the optimizer with the former"],
     ),
     "moments": (None, {"second_moment": "rows"}, ["up.weight, down.weight: second_moment='none' in the source"]),
 }
@@ -150,6 +169,8 @@ def test_what_does_not_fit_is_refused_before_anything_changes(kernel, change, se
     with pytest.raises((TypeError, ValueError)) as raised:
         kernel.import_state(optimizer, file, "other_groups")
     assert all(each in str(raised.value) for each in words)
+    assert "add_param_group" not in str(raised.value)  # none is new
+    assert ("set the latter in the groups after the import" in str(raised.value)) == ("second_moment" in settings)
     assert same_bits(state_of(optimizer, params), before)
 
 
@@ -190,10 +211,13 @@ def test_state_of_other_packages_is_no_hindrance(kernel):
     assert same_bits(state_of(optimizer, params), state_of(saver, params))
 
 
-def test_an_optimizer_without_names_is_told_to_take_some(kernel):
+@pytest.mark.parametrize("named", [0, 3])
+def test_an_optimizer_without_names_is_told_to_take_some(kernel, named):
+    """Also for parameters of one group alone."""
     params, saver = stepped(kernel, "one", 1)
+    groups = [{"params": pairs} for pairs in (list(params.items())[:named], list(params.values())[named:]) if pairs]
     with pytest.raises(ValueError, match=re.escape("write Muon(model.named_parameters())")):
-        kernel.import_state(kernel.Muon(list(params.values())), saver.state_dict(), "other_groups")
+        kernel.import_state(kernel.Muon(groups), saver.state_dict(), "other_groups")
 
 
 def test_a_new_parameter_comes_after_the_import(kernel):
