@@ -55,3 +55,11 @@ def test_zeropower_keeps_its_argument_and_refuses_other_dimensions(kernel):
         kernel.compat.zeropower_via_newtonschulz5(G[None], 5)
     with pytest.raises(ValueError, match=r"need a tensor of 3 dimensions, got \(6, 9\)"):
         kernel.compat.zeropower_via_newtonschulz5_batched(G, 5)
+
+
+def test_zeropower_divides_by_a_norm_of_1e_minus_7_at_least(kernel):
+    """A power of two in larger norms changes no bit."""
+    G = torch.randn(6, 9, generator=torch.Generator().manual_seed(0))
+    G /= G.norm()
+    whole, smaller, smallest = (kernel.compat.zeropower_via_newtonschulz5(G * 2.0**k, 5) for k in (0, -22, -40))
+    assert torch.equal(whole, smaller) and smallest.norm() < 0.1 * whole.norm()

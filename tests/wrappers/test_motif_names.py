@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 
 from tests.support.small_model import named_parameters, same_bits, set_gradients
 from tests.support.trajectories import errors, load_trajectories, norm_as_in_references, run
+from tests.wrappers.test_motif_groups import attention_groups
 
 
 @pytest.fixture
@@ -58,39 +58,23 @@ def test_muon_follows_the_kernels_golden_runs(kernel, repository, monkeypatch, g
 
 def test_eps_bounds_the_average_where_the_kernel_adds_it_to_the_sum(kernel, groups):
     """Also of a group with another momentum."""
-    params = named_parameters()
-    optimizer = kernel.compat.Muon([*groups(params, momentum=0.5)], momentum=0.9)
-    assert optimizer.param_groups[0]["eps"] == 0.5e-7
-    assert kernel.compat.Muon(groups(named_parameters())).param_groups[0]["eps"] == pytest.approx(0.05e-7)
+    for settings, arguments, eps in (
+        ({"momentum": 0.5}, {"momentum": 0.9}, 0.5e-7),
+        ({}, {"momentum": 0.9}, 0.1e-7),
+        ({"eps": 1e-3}, {}, 1e-3),
+        ({}, {}, 0.05e-7),
+    ):
+        optimizer = kernel.compat.Muon(groups(named_parameters(), **settings), **arguments)
+        assert optimizer.param_groups[0]["eps"] == pytest.approx(eps)
 
 
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed_tokens = nn.Embedding(40, 8)
-        self.experts = nn.ParameterDict(
-            {"up": nn.Parameter(torch.ones(3, 16, 8)), "scale": nn.Parameter(torch.ones(3, 8))}
-        )
-        self.attention = nn.ModuleDict({"output": nn.Linear(8, 8, bias=False), "frozen": nn.Linear(8, 8, bias=False)})
-        self.lm_head = nn.Linear(8, 40)
-        self.attention["frozen"].requires_grad_(False)
-
-
-@pytest.mark.parametrize(
-    "keys, muons",
-    [((), {"experts.up", "experts.scale"}), ((None, ("experts",)), {"experts.up"})],
-    ids=["by default", "with expert keys"],
-)
-def test_default_groups_are_the_kernels(kernel, keys, muons):
-    """A component that is `output` is a head there; what is frozen is in no group."""
-    compat = kernel.compat
-    args = () if not keys else (compat.default_is_muon, keys[1])
-    muon, rest = compat.get_default_muon_param_groups(Model(), *args)
-    assert (set(muon["names"]), muon["use_muon"], rest["use_muon"]) == (muons, True, False)
-    assert "attention.output.weight" in rest["names"] and "attention.frozen.weight" not in rest["names"]
-    (group, _) = compat.get_default_muon_param_groups(Model(), lambda name, p: name == "lm_head.weight")
-    assert group["names"] == ["lm_head.weight"]
-    assert {p.ndim for p in muon["params"]} == {2 if name.endswith("scale") else 3 for name in muons}
+def test_arguments_reach_all_groups_beside_the_kernels_coefficients(kernel, groups):
+    """Of which there are ten: later steps of the package's preset are others."""
+    arguments = {"adamw_betas": (0.8, 0.9), "adamw_eps": 1e-6, "ns_steps": 10}
+    coefficients = kernel.polar_express(lower=1e-3, steps=10, safety=1e-2, cushion=0.02)
+    for group in kernel.compat.Muon(groups(named_parameters()), **arguments).param_groups:
+        assert {key: group[key] for key in arguments} == arguments
+        assert kernel.schedules.resolve_schedule(group["ns_coefficients"], 10) == coefficients
 
 
 @pytest.mark.parametrize("ahead, in_flight", [(0, 1), (1, 1), (5, 2)])
@@ -99,48 +83,10 @@ def test_at_most_two_chunks_are_in_flight(kernel, groups, ahead, in_flight):
     assert kernel.compat.Muon(groups(named_parameters()), warmup_step=ahead)._exchange.chunks_in_flight == in_flight
 
 
-def test_stacks_need_no_keys(kernel):
-    model = Model()
-    optimizer = kernel.compat.Muon(kernel.compat.get_default_muon_param_groups(model))
-    assert {row.name: row.matrices for row in optimizer.explain().rows}["experts.up"] == 3
-
-
-def test_a_group_is_added_as_the_constructor_takes_it(kernel):
-    """With `names`, and the lower bound of the norm by the group's momentum."""
-    _, groups = attention_groups(kernel)
-    added = {"params": [nn.Parameter(torch.eye(8))], "names": ["up.weight"], "use_muon": True, "momentum": 0.5}
-    whole, grown = kernel.compat.Muon([*groups, added]), kernel.compat.Muon(groups)
-    grown.add_param_group(added)
-    assert grown.param_groups == whole.param_groups and grown.param_groups[1]["param_names"] == ["up.weight"]
-    with pytest.raises(ValueError, match="group 2 does not set use_muon"):
-        grown.add_param_group({"params": [nn.Parameter(torch.eye(8))]})
-
-
-@pytest.mark.parametrize(
-    "names, error, words",
-    [
-        (["a"], ValueError, "1 names were given for 2 params"),
-        (["a", "b", "c"], ValueError, "3 names were given for 2 params"),
-        (None, TypeError, "names must be a list of names, got None"),
-        ("ab", TypeError, "names must be a list of names, got 'ab'"),
-    ],
-)
-def test_no_parameter_is_without_a_name_if_names_are_given(kernel, names, error, words):
-    group = {"params": [nn.Parameter(torch.eye(8)) for _ in range(2)], "use_muon": True}
-    with pytest.raises(error, match=f"^{words}"):
-        kernel.compat.Muon([{**group, "names": names}])
-    optimizer = kernel.compat.Muon([{**group, "params": iter(group["params"]), "names": dict.fromkeys("ab").keys()}])
-    assert optimizer.param_groups[0]["param_names"] == ["a", "b"]
-
-
-def attention_groups(kernel):
-    weights = {f"layers.3.attn.{name}.weight": nn.Parameter(torch.eye(8)) for name in ("q_proj", "k_proj")}
-    return weights, [{"params": list(weights.values()), "names": list(weights), "use_muon": True}]
-
-
-def test_logits_given_to_a_step_clip_as_the_kernel_does(kernel):
+@pytest.mark.parametrize("indices", [("q_indices", "k_indices"), ("q_indices",), ("k_indices",)])
+def test_logits_given_to_a_step_clip_as_the_kernel_does(kernel, indices):
     """Rows of a head whose logit exceeds the threshold are scaled by the root of threshold / logit."""
-    config = dict(q_indices=[0, 1], k_indices=[0, 1], head_dim=4, threshold=100)
+    config = {key: [0, 1] for key in indices} | {"head_dim": 4, "threshold": 100}
     weights, groups = attention_groups(kernel)
     optimizer = kernel.compat.Muon(groups, lr=0.0, clip_config=config)
     optimizer.step(qk_logits={3: torch.tensor([50.0, 400.0])})
@@ -154,6 +100,19 @@ def test_logits_without_indices_are_refused(kernel):
     empty = {"q_indices": [], "k_indices": [], "head_dim": 128, "threshold": 100}
     with pytest.raises(ValueError, match="clip_config with q_indices and k_indices"):
         kernel.compat.Muon(groups, clip_config=empty).step(qk_logits={3: torch.ones(2)})
+
+
+def test_a_step_returns_the_loss_of_its_closure(kernel, groups):
+    """Which it calls first: without gradients nothing would move."""
+    params = named_parameters()
+    before, optimizer = {name: p.detach().clone() for name, p in params.items()}, kernel.compat.Muon(groups(params))
+
+    def closure():
+        set_gradients(params, 0)
+        return 0.25
+
+    assert optimizer.step(closure) == 0.25 and optimizer.step() is None
+    assert not any(torch.equal(p, before[name]) for name, p in params.items())
 
 
 def test_gradients_of_matrices_are_dropped_unless_asked_to_stay(kernel, groups):
@@ -215,13 +174,6 @@ def test_the_kernels_modules_are_this_one(kernel):
 def test_arguments_without_a_meaning_say_what_to_write(kernel, groups, arguments, words):
     with pytest.raises(ValueError, match=words):
         kernel.compat.Muon(groups(named_parameters()), **arguments)
-
-
-def test_groups_without_a_choice_say_what_to_write(kernel):
-    """As in the kernel, which refuses parameters alone, too."""
-    for params in (named_parameters().values(), [{"params": list(named_parameters().values())}]):
-        with pytest.raises(ValueError, match="group 0 does not set use_muon: write Muon"):
-            kernel.compat.Muon(params)
 
 
 @pytest.mark.parametrize(
