@@ -235,3 +235,19 @@ def heads_not_finite(kernel, broken) -> int:
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_all_ranks_count_a_head_that_is_not_finite_on_one(pools, broken):
     assert pools(2).run(heads_not_finite, broken) == [1, 1]
+
+
+def first_column_after_sharded_logits(kernel):
+    """Give logits in a DTensor to the Motif kernel's Muon; return the first column of the query weight."""
+    weights = {name: torch.nn.Parameter(torch.ones(8, 4, device=device_of_ranks())) for name in WEIGHTS}
+    names = [f"layers.3.{name}" for name in WEIGHTS]
+    clip = {"q_indices": [0, 1], "k_indices": [0, 1], "head_dim": HEAD, "threshold": 10.0}
+    group = {"params": list(weights.values()), "names": names, "use_muon": True}
+    optimizer = kernel.compat.Muon([group], clip_config=clip)
+    seen = distribute_tensor(torch.tensor([5.0, 40.0], device=device_of_ranks()), mesh_of((2,)), [Shard(0)])
+    optimizer.step(qk_logits={3: seen})
+    return weights[WEIGHTS[0]][:, 0].tolist()
+
+
+def test_logits_in_a_dtensor_clip_all_heads_by_the_motif_kernels_names(pools):
+    assert pools(2).run(first_column_after_sharded_logits) == [[1.0] * 4 + [0.5] * 4] * 2
