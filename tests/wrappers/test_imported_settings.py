@@ -7,7 +7,7 @@ import torch
 from torch.nn import Parameter
 
 from tests.support.imported_rates import ADAMW, MUON, ROUNDED, groups_by_hand, imported, rates
-from tests.support.published_muons import CASES, FOREIGN, fresh, timm_case, torch_case
+from tests.support.published_muons import CASES, FOREIGN, dion_case, fresh, timm_case, torch_case
 from tests.support.small_model import named_parameters, same_bits, take_steps
 from tests.wrappers.test_state_of_adamw import clones, one_group, rest_of, trained_by_adamw
 
@@ -66,3 +66,13 @@ def test_a_decay_rate_is_noted_only_where_the_rate_is_another_one(kernel):
     optimizer = kernel.Muon([("w", Parameter(torch.ones(12, 20)))], lr=1e-3, decay_mode="corrected")
     source = torch.optim.Muon([Parameter(torch.ones(12, 20))], lr=1e-3)
     assert "decay_lr" not in " ".join(kernel.import_state(optimizer, source.state_dict()))
+
+
+def test_rates_of_all_groups_of_the_source_are_compared_and_each_is_named_once(kernel):
+    _, state_dict, source, _, _ = dion_case()
+    muon, rest = state_dict["param_groups"]
+    others = [{**rest, "params": [key], "lr": rate} for key, rate in zip(rest["params"], (0.25, 0.25, 0.5))]
+    _, optimizer = fresh(kernel)
+    notes = kernel.import_state(optimizer, {**state_dict, "param_groups": [muon, *others]}, source)
+    words = "because parameters of this group have 0.25 and 0.5 in the source"
+    assert any(note.startswith("group 1: lr stays") and note.endswith(words) for note in notes)

@@ -197,8 +197,8 @@ def test_dions_count_of_a_parameter_comes_before_that_of_its_group(kernel):
 
 
 def test_dions_cautious_decay_is_a_way_to_decay(kernel):
-    """Another decay of this optimizer stays, as its size means something else."""
-    for kept, expected in (("decoupled", "cautious"), ("independent", "independent")):
+    """An independent decay of this optimizer stays, as its size means something else."""
+    for kept, expected in (("decoupled", "cautious"), ("independent", "independent"), ("corrected", "cautious")):
         _, state_dict, source, _, _ = dion_case()
         for group in state_dict["param_groups"]:
             group["cautious_wd"] = True
@@ -206,6 +206,7 @@ def test_dions_cautious_decay_is_a_way_to_decay(kernel):
         notes = kernel.import_state(optimizer, state_dict, source)
         assert [group["decay_mode"] for group in optimizer.param_groups] == [expected] * 2
         assert any("decay_mode='cautious' of the source is not taken" in note for note in notes) == (kept == expected)
+        assert not any("decay_lr" in note for note in notes)  # by which only a corrected decay is measured
 
 
 def test_dions_split_sizes_are_split_rows(kernel):

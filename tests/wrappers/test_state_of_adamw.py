@@ -118,6 +118,9 @@ def test_a_scheduler_goes_on_from_its_base_rate_in_adamws_part_alone(kernel):
     assert rest["lr_factor"] * rest["lr"] == pytest.approx(SETTINGS["lr"] / 2, rel=4 * 2**-53, abs=0)
     assert "initial_lr" not in muon and rest["initial_lr"] == muon["lr"] == 0.02
     assert any(note.startswith("group 0: no initial_lr, unlike groups that got theirs") for note in notes)
+    parted = kernel.Muon([{"params": [pair]} for pair in clones(params).items()], lr=0.02)
+    notes = kernel.import_state(parted, adamw.state_dict(), "adamw")
+    assert any(note.startswith("groups 1, 3: no initial_lr, unlike groups that got theirs") for note in notes)
 
 
 def test_averages_of_ascent_keep_their_sign(kernel):

@@ -69,10 +69,8 @@ def _merged_settings(group: Settings, source_groups: Sequence[Settings], source:
             notes.append(f"{key}={values[0]!r} of the source is not taken: here {meanings[key]}")
         elif key == "initial_lr":  # no setting of ours, so that a load would leave a number of NumPy
             changes[key] = plain_number_or_tensor(key, values[0])
-        elif key in group:
-            changes[key] = values[0]
         else:
-            notes.append(f"{key}={values[0]!r} of the source is not a setting here")
+            changes[key] = values[0]
     for text in dict.fromkeys(text for _, lost in translations for text in lost):
         notes.append(f"{text} of the source has no counterpart")
     stated = {key for settings, _ in translations for key in settings}
