@@ -68,11 +68,12 @@ def test_names_that_two_modules_share_are_refused(kernel):
     same_state(optimizer.state_dict(), before)
 
 
-def test_wrong_parameter_count_without_names_is_refused(kernel):
+@pytest.mark.parametrize("count", [1, 3])
+def test_wrong_parameter_count_without_names_is_refused(kernel, count):
     _, muon, source, _, _ = torch_case()
-    muon["param_groups"][0]["params"].append(2)
+    muon["param_groups"][0]["params"] = list(range(count))
     _, optimizer = fresh(kernel)
-    with pytest.raises(ValueError, match=r"has 3 muon parameters .* optimizer 2: up.weight, down.weight"):
+    with pytest.raises(ValueError, match=rf"has {count} muon parameters .* optimizer 2: up.weight, down.weight"):
         kernel.import_state(optimizer, muon, source)
 
 

@@ -50,13 +50,31 @@ def test_matrices_of_a_source_that_does_not_sort_them_are_never_sorted(kernel):
         kernel.import_state(optimizer, state_dict, source)
 
 
-def test_a_parameter_with_two_entries_is_refused(kernel):
-    """One of them has a wrapper's part in its name."""
+@pytest.mark.parametrize("first", ["wte.weight", "_orig_mod.wte.weight"])
+def test_a_parameter_with_two_entries_is_refused(kernel, first):
+    """One of them, or both, have a wrapper's part in their names."""
     _, state_dict, source, _, _ = CASES["motif"]()
     _, optimizer = fresh(kernel)
     with pytest.raises(ValueError, match=r"module\.wte\.weight of the source is not here, or comes twice"):
-        names = [*MATRICES, "wte.weight", "module.wte.weight", "norm.weight"]
+        names = [*MATRICES, first, "module.wte.weight", "norm.weight"]
         kernel.import_state(optimizer, state_dict, source, names=names)
+
+
+@pytest.mark.filterwarnings("ignore:parameters of different groups have the same name")
+def test_an_entry_of_a_name_that_parameters_here_share_is_refused(kernel):
+    modules = [torch.nn.Linear(8, 8, bias=False) for _ in range(2)]
+    adamw = torch.optim.AdamW(modules[0].named_parameters())
+    take_steps(adamw, dict(modules[0].named_parameters()), [0])
+    optimizer = kernel.Muon([{"params": module.named_parameters(), "use_muon": True} for module in modules])
+    with pytest.raises(ValueError, match="several parameters are called weight"):
+        kernel.import_state(optimizer, adamw.state_dict(), "adamw")
+
+
+@pytest.mark.parametrize("count, last", [(20, "19"), (21, "and 1 more")])
+def test_an_error_lists_twenty_problems_and_counts_the_others(kernel, count, last):
+    problems = list(map(str, range(count)))
+    lines = kernel.interop.state_matching.refusal(problems, ["hint"]).split("\n  ")
+    assert lines[1:21] == problems[:20] and lines[-2:] == [last, "hint"]
 
 
 @pytest.mark.filterwarnings("ignore:parameters of different groups have the same name")
