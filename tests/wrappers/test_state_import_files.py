@@ -202,3 +202,19 @@ def test_a_state_without_a_value_is_refused_by_the_name_of_its_parameter(kernel,
     state_dict["state"][number][key] = wrong
     words = f"{name} needs tensors as state and a number as step, the source has {key}={wrong!r}$"
     refused(kernel, state_dict, source, ValueError, words)
+
+
+def test_a_state_that_lacks_a_part_is_not_mended_by_removing_another(kernel):
+    _, state_dict, source, *_ = CASES["timm"]()
+    state_dict["state"][2]["max_exp_avg_sq"] = state_dict["state"][2].pop("exp_avg_sq")
+    words = "up.bias needs the state exp_avg, exp_avg_sq, step, got exp_avg, max_exp_avg_sq, step(\n|$)"
+    refused(kernel, state_dict, source, ValueError, words, **names_for(source))
+
+
+def test_a_file_of_no_step_fits_second_moments(kernel):
+    """Which its source would lack after a step; here all begins anew, with the settings of the source."""
+    _, state_dict, source, *_ = CASES["motif"]()
+    params, optimizer = fresh(kernel, second_moment="rows")
+    kernel.import_state(optimizer, {**state_dict, "state": {}}, source)
+    assert not any(optimizer.state[p] for p in params.values())
+    assert optimizer.param_groups[0]["lr"] == state_dict["param_groups"][0]["lr"]
