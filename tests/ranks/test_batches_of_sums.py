@@ -29,21 +29,24 @@ def batches_of(kernel, matrices, rank=0):
     return [[matrix.key for matrix in batch.matrices] for batch in batches]
 
 
+@pytest.mark.parametrize("work, windows", [(torch.float32, 1), (torch.bfloat16, 2)])
 @pytest.mark.parametrize("share, is_summed", [(0.9, False), (1.1, True)])
 @pytest.mark.parametrize("cut, ranks", [("columns", 4), ("rows", 8), ("experts", 2)])
-def test_ranks_sum_where_that_sends_less(kernel, cut, ranks, share, is_summed):
+def test_ranks_sum_where_that_sends_less(kernel, cut, ranks, share, is_summed, work, windows):
     """That is from n = 2 m R on, where R ranks have parts, since products of such small matrices cost next to nothing.
 
-    In float32 there is one window, in which a rank sends m² numbers of four bytes twice. What R owners get and send
-    back is 2 m n elements, counted as two bytes. Of an expert those ranks count that have a part of it.
+    In float32 there is one window, in which a rank sends m² numbers of four bytes twice, and in bfloat16 there are two.
+    What R owners get and send back is 2 m n elements, counted as two bytes. Of an expert those ranks count that have a
+    part of it.
     """
-    m, n = 8, round(2 * 8 * ranks * share)
+    m, n = 8, round(2 * 8 * ranks * share) * windows
     shape, mesh, splits = {
         "columns": ((m, n), [4], [(1, 1)]),
         "rows": ((n, m), [8], [(0, 1)]),
         "experts": ((2, m, n), [2, 2], [(0, 1), (2, 1)]),
     }[cut]
     matrix = on_ranks(kernel, shape, mesh, splits, device="cpu")[0]
+    vars(matrix.parameter).update(work_dtype=work)
     assert (kernel.plan.gram_sums.as_summed(matrix) is not None) == is_summed
 
 
@@ -126,3 +129,23 @@ def test_groups_of_ranks_sum_in_one_order_whatever_the_order_of_parameters(kerne
     for order in matrices, matrices[::-1]:
         plan = kernel.plan.gram_sums.plan_sums(order, 0, None)
         assert [batches[0].ranks for batches in plan] == [(0, 1), (0, 1, 2), (0, 2)]
+
+
+@pytest.mark.parametrize(
+    "count, words",
+    [
+        (1, "1 matrix whose Gram matrix 4 ranks sum, 2 messages"),
+        (2, "2 matrices whose Gram matrices 4 ranks sum, 2 messages"),
+    ],
+)
+def test_it_is_said_how_many_matrices_how_many_ranks_sum(kernel, count, words):
+    """In one batch: a message for norms, and one for the Gram matrices of a window."""
+    cut = {"shape": (6, 400), "mesh": [4], "splits": [(1, 1)]}
+    matrices = [on_ranks(kernel, device="cpu", number=number, **cut)[0] for number in range(count)]
+    matrices = list(map(kernel.plan.gram_sums.as_summed, matrices))
+    for matrix in matrices:
+        vars(matrix.parameter).update(device=torch.device("cuda"))
+    ((batch,),) = kernel.plan.gram_sums.plan_sums(matrices, 0, None)
+    assert kernel.plan.gram_sums.sums_described([batch]) == words
+    assert str(batch).endswith(", Gram matrices summed over 4 ranks")
+    assert batch.names == ", ".join(f"layers.{number}.weight" for number in range(count))
