@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.support import inside
+from tests.support.allocations import Allocations
+from tests.support.refusals import error_of
+from tests.support.sharded_models import LAYOUTS, Case, Spec, muon, part_of, set_gradient_parts
 
 
 def on_ranks(kernel, shape, mesh, splits, device="cuda", number=0, **options):
@@ -149,3 +154,57 @@ def test_it_is_said_how_many_matrices_how_many_ranks_sum(kernel, count, words):
     assert kernel.plan.gram_sums.sums_described([batch]) == words
     assert str(batch).endswith(", Gram matrices summed over 4 ranks")
     assert batch.names == ", ".join(f"layers.{number}.weight" for number in range(count))
+
+
+def held_at_sums(kernel, case: Case) -> list[int]:
+    """Return the bytes that a second step holds as it starts each sum, beside those that it began with."""
+    params, held, real = [part_of(case, i) for i in range(len(case.specs))], [], dist.all_reduce
+    optimizer = muon(kernel, case, params)
+    for step in range(2):
+        set_gradient_parts(case, params, step)
+        with Allocations() as allocations:
+
+            def counted(*arguments, seen=allocations, **options):
+                held.append(seen.held)
+                return real(*arguments, **options)
+
+            with mock.patch.object(dist, "all_reduce", counted):
+                optimizer.step()
+    return held[-2:]
+
+
+def test_a_rank_holds_its_parts_once_while_ranks_sum(pools):
+    """Divided by their norms, while norms and Gram matrices are on their way; what it packed is freed before that."""
+    part, small = 6 * 4000 // 4 * 4, 8 * 1024
+    case = Case((Spec("up.weight", (6, 4000), LAYOUTS["columns"]),), {"sum_gram": True, "ns_dtype": "float32"})
+    for norms, gram in pools(4).run(held_at_sums, case):
+        assert part <= norms <= part + small and part <= gram <= part + small
+
+
+def error_of_a_lost_sum(kernel, case: Case, when: str) -> str | None:
+    """Return the error of a second step whose sums fail on all ranks, as they are sent or as they are waited for."""
+    params, real, calls = [part_of(case, i) for i in range(len(case.specs))], dist.all_reduce, []
+    optimizer = muon(kernel, case, params)
+
+    def lost(*arguments, **options):
+        calls.append(real(*arguments, **options))
+        if len(calls) == 1:  # by which ranks agree about settings
+            return calls[0]
+        calls[-1].wait()
+        if when == "send":
+            raise RuntimeError("lost")
+        return mock.Mock(wait=mock.Mock(side_effect=RuntimeError("lost")))
+
+    for step in range(2):
+        set_gradient_parts(case, params, step)
+        with mock.patch.object(dist, "all_reduce", lost if step else real):
+            error = error_of(optimizer.step)
+    return error
+
+
+@pytest.mark.parametrize("when", ["send", "wait"])
+def test_an_error_of_a_sum_says_which_rank_waited_for_what(pools, when):
+    case = Case((Spec("up.weight", (6, 400), LAYOUTS["columns"]),), {"sum_gram": True, "ns_dtype": "float32"})
+    for rank, error in enumerate(pools(4).run(error_of_a_lost_sum, case, when)):
+        assert error.startswith(f"rank {rank} failed while it waited for the other ranks' parts of up.weight: ")
+        assert error.endswith("(lost)")

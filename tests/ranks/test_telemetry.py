@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
@@ -99,3 +100,25 @@ def test_an_owner_takes_no_norms_that_hyperball_replaces(kernel, pools):
         alone = metrics_of_step(kernel, case, lambda value, layout: nn.Parameter(value))
     key = "muon_update_norm"
     assert sum(share[key] ** 2 for share in metrics) ** 0.5 == pytest.approx(alone[key], rel=1e-6) and alone[key] > 0
+
+
+def metrics_of_batches_of_sums(kernel, case: Case, together: bool, metrics):
+    """Return the metrics of a step that sums Gram matrices: of one matrix at a time, or of all, as on a GPU."""
+    in_one = mock.patch.object(kernel.plan.gram_sums, "slices", lambda members, _: [members])
+    with in_one if together else nullcontext():
+        return metrics(kernel, case)
+
+
+@pytest.mark.parametrize("metrics", [metrics_of_step, metrics_of_one_gradient])
+@pytest.mark.parametrize("together", [False, True])
+def test_metrics_of_sums_add_up_to_those_of_one_process(kernel, pools, together, metrics):
+    """Up to rounding: float32 to 2**-24 in 15 products, amplified by up to about 2**8, in two ways."""
+    specs = tuple(Spec(f"layers.{i}.up.weight", (6, 400), LAYOUTS["columns"]) for i in range(3))
+    case = Case(specs, {"sum_gram": True, "ns_dtype": "float32"})
+    all_metrics = pools(4).run(metrics_of_batches_of_sums, case, together, metrics)
+    with one_thread():
+        alone = metrics(kernel, case, lambda value, layout: nn.Parameter(value))
+    assert [share["matrices"] for share in all_metrics] == [alone["matrices"]] * 4
+    for key, parts in ("muon_update_norm", 1), ("muon_update_rms", 4):  # ranks have equal parts
+        squares = sum(share[key] ** 2 for share in all_metrics)
+        assert (squares / parts) ** 0.5 == pytest.approx(alone[key], rel=2**-24 * 15 * 2**8 * 2), key
