@@ -61,11 +61,13 @@ def test_a_parameter_with_two_entries_is_refused(kernel, first):
 
 
 @pytest.mark.filterwarnings("ignore:parameters of different groups have the same name")
-def test_an_entry_of_a_name_that_parameters_here_share_is_refused(kernel):
+@pytest.mark.parametrize("there, here", [(1, 2), (2, 1)])
+def test_an_entry_of_a_name_that_parameters_on_either_side_share_is_refused(kernel, there, here):
     modules = [torch.nn.Linear(8, 8, bias=False) for _ in range(2)]
-    adamw = torch.optim.AdamW(modules[0].named_parameters())
-    take_steps(adamw, dict(modules[0].named_parameters()), [0])
-    optimizer = kernel.Muon([{"params": module.named_parameters(), "use_muon": True} for module in modules])
+    adamw = torch.optim.AdamW([{"params": module.named_parameters()} for module in modules[:there]])
+    for module in modules[:there]:
+        take_steps(adamw, dict(module.named_parameters()), [0])
+    optimizer = kernel.Muon([{"params": module.named_parameters(), "use_muon": True} for module in modules[:here]])
     with pytest.raises(ValueError, match="several parameters are called weight"):
         kernel.import_state(optimizer, adamw.state_dict(), "adamw")
 
