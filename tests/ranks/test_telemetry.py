@@ -115,10 +115,10 @@ def test_metrics_of_sums_add_up_to_those_of_one_process(kernel, pools, together,
     """Up to rounding: float32 to 2**-24 in 15 products, amplified by up to about 2**8, in two ways."""
     specs = tuple(Spec(f"layers.{i}.up.weight", (6, 400), LAYOUTS["columns"]) for i in range(3))
     case = Case(specs, {"sum_gram": True, "ns_dtype": "float32"})
-    all_metrics = pools(4).run(metrics_of_batches_of_sums, case, together, metrics)
+    shares = pools(4).run(metrics_of_batches_of_sums, case, together, metrics)
     with one_thread():
         alone = metrics(kernel, case, lambda value, layout: nn.Parameter(value))
-    assert [share["matrices"] for share in all_metrics] == [alone["matrices"]] * 4
+    assert [share["matrices"] for share in shares] == [alone["matrices"]] * 4
     for key, parts in ("muon_update_norm", 1), ("muon_update_rms", 4):  # ranks have equal parts
-        squares = sum(share[key] ** 2 for share in all_metrics)
+        squares = sum(share[key] ** 2 for share in shares)
         assert (squares / parts) ** 0.5 == pytest.approx(alone[key], rel=2**-24 * 15 * 2**8 * 2), key
