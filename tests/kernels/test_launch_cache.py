@@ -42,6 +42,9 @@ class Driver(compiled.AbsentGPU):
         load_binary=lambda *binary: (1, 1, 100, 0, 1024),
     )
 
+    def get_current_stream(self, device: int) -> int:
+        return 10 + device
+
 
 def shown(argument):
     """Return an argument as values that can be compared: a tensor as its address, a descriptor by what it describes."""
@@ -60,6 +63,7 @@ def launch_cache(request, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     with compiled.absent_gpu(request.param, compiled.PACKAGE):
         monkeypatch.setattr(module, "_STARTS", {})
+        monkeypatch.setattr(Tensor, "get_device", lambda tensor: module.driver.active.number)
         Started.log.clear()
         yield module
 
@@ -67,7 +71,7 @@ def launch_cache(request, monkeypatch):
 @pytest.mark.parametrize("layout", cases.LAYOUTS)
 @pytest.mark.parametrize("size", [(64, 128), (33, 65)], ids=str)
 def test_cached_launch_starts_what_triton_starts(launch_cache, layout, size):
-    """With other operands that lie alike: its grid, its kernel, and each argument in its place."""
+    """With other operands that lie alike: its grid, its kernel, its stream, and each argument in its place."""
 
     def new(*shape: int) -> Tensor:
         return torch.empty(*shape, dtype=torch.float32)  # for which kernels are compiled soonest
@@ -109,15 +113,18 @@ def test_all_that_a_kernel_is_compiled_for_is_told_apart(launch_cache):
     def new() -> Tensor:
         return torch.empty(2, 64, 64)
 
-    unaligned = torch.empty(2 * 64 * 64 + 1)[1:].view(2, 64, 64)
+    # 8 bytes behind an address that divides by 16.
+    unaligned = torch.empty(2 * 64 * 64 + 2)[2:].view(2, 64, 64)
 
     def geometries() -> list:
         A, B, D, C = new(), new(), new(), new()
+        transposed = A.mT
         cases = [(A, None, C), (A, None, C.mT), (A, None, unaligned), (A.bfloat16(), None, C.bfloat16())]
-        cases += [(A, D, C), (A, D.mT, C), (A, unaligned, C), (A.mT, None, C), (unaligned, None, C)]
-        of_two = [(A, B), (A.mT, B.mT), (A, unaligned)]  # others lie as A and A.mT do
+        cases += [(A, D, C), (A, unaligned, C), (A.mT, None, C), (unaligned, None, C), (unaligned, unaligned, C)]
+        of_two = [(A, B, None), (A.mT, B.mT, None), (A, unaligned, None), (A, transposed, transposed)]
         return [launch_cache._geometry(A, A.mT, D, C) for A, D, C in cases] + [
-            launch_cache._geometry(A, B, None, C) for A, B in of_two
+            launch_cache._geometry(A, B, D, C)
+            for A, B, D in of_two  # others lie as A and A.mT do
         ]
 
     keys = geometries()
@@ -147,6 +154,17 @@ def test_ranks_launch_what_they_have_agreed_on(launch_cache, monkeypatch):
     assert [kernel[1] for kernel, *_ in Started.log] == [safe.warps, 8, safe.warps, 8]
 
 
+def test_few_launches_are_remembered(launch_cache, monkeypatch):
+    """However often the shapes of a program change; of one that stays nothing is worked out again."""
+    monkeypatch.setattr(launch_cache, "MAX_STARTS", 2)
+    X, C = torch.empty(5, 64, 64), torch.empty(5, 64, 64)
+    for count in (1, 2, 3, 4, 5):
+        launch_cache.launch(X[:count], X[:count].mT, None, C[:count], *ABC)
+        assert 1 <= len(launch_cache._STARTS) <= 2
+    monkeypatch.setattr(launch_cache, "chosen_for", None)
+    launch_cache.launch(X, X.mT, None, C, *ABC)
+
+
 def test_empty_operands_launch_nothing(launch_cache):
     for shape in ((0, 64, 64), (2, 0, 64)):
         X = torch.empty(shape)
@@ -158,11 +176,12 @@ def test_products_elsewhere_go_the_way_of_the_op(kernel):
     """On a CPU, where it is known what they give, and where tracers have made their operands up."""
     product = kernel.kernels.gpu.launch_cache.symmetric_product
     X = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0))
-    R = X @ X.mT
+    R, out = torch.ones(2, 5, 5), torch.empty(2, 5, 5)
     expected = 1.5 * torch.bmm(X, X.mT) - 0.5 * R + 0.25 * torch.eye(5)
     alpha, beta, diagonal = ABC
     # 25 sums of numbers about 1
-    torch.testing.assert_close(product(X, X.mT, R, alpha, beta, None, diagonal), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(product(X, X.mT, R, alpha, beta, out, diagonal), expected, atol=1e-5, rtol=0)
+    assert product(X, X.mT, R, alpha, beta, out, diagonal) is out
     traced = torch.compile(lambda X: product(X, X.mT), backend="eager", fullgraph=True)
     assert torch.equal(traced(X), product(X, X.mT))
     with mock.patch.object(
@@ -170,7 +189,26 @@ def test_products_elsewhere_go_the_way_of_the_op(kernel):
     ):
         fake = torch._subclasses.FakeTensorMode()
         with fake:
-            assert product(torch.empty(2, 5, 7, device="cuda"), torch.empty(2, 7, 5, device="cuda")).shape == (2, 5, 5)
+            A, B = torch.empty(2, 5, 7, device="cuda"), torch.empty(2, 7, 5, device="cuda")
+            assert product(A, B).shape == (2, 5, 5)
+        assert product(A, B).shape == (2, 5, 5)
+
+
+@pytest.mark.parametrize("recorded", ["by a mode", "by torch.compile"])
+def test_products_whose_operations_are_recorded_launch_nothing(kernel, monkeypatch, recorded):
+    """On a GPU, too, as a launch below the op would not be recorded."""
+    cache, launched, X = kernel.kernels.gpu.launch_cache, [], torch.ones(2, 5, 7)
+    monkeypatch.setattr(cache, "launch", lambda *given: launched.append(given))
+    monkeypatch.setattr(cache, "symmetric_gemm", lambda *given: "the op")
+    for name, answer in ("is_cuda", True), ("get_device", lambda tensor: 0):
+        monkeypatch.setattr(Tensor, name, answer, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    operands = X, X.mT
+    assert cache.symmetric_product(*operands) != "the op" and len(launched) == 1
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: recorded == "by torch.compile")
+    with torch._subclasses.FakeTensorMode() if recorded == "by a mode" else nullcontext():
+        assert cache.symmetric_product(*operands) == "the op"
+    assert len(launched) == 1
 
 
 class Placed:
@@ -206,5 +244,6 @@ def test_a_product_is_launched_on_the_gpu_of_its_operands(kernel, monkeypatch, c
     X, out = torch.empty(2, 5, 7), torch.empty(2, 5, 5)
     assert cache.symmetric_product(X, X.mT, None, *ABC[:2], out, ABC[2], among=(0, 3)) is out
     assert cache.symmetric_product(X, X.mT).shape == out.shape
-    ((inside, *arguments), _) = launched
-    assert inside == (current != 1) and arguments[3] is out and arguments[4:] == [*ABC, (0, 3)]
+    ((inside, *given), _) = launched
+    assert inside == len(entered) // 2 == (current != 1) and {*entered} <= {X.device}
+    assert given[3] is out and given[4:] == [*ABC, (0, 3)]

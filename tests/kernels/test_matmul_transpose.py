@@ -98,8 +98,11 @@ def test_symmetric_kernel_is_chosen_only_where_measured_faster(kernel, monkeypat
     assert products.select_products(torch.device("cpu"), torch.float16, 4096, 8192) is products.SINGLE
 
 
-def test_torchs_products_stay_where_triton_cannot_launch(kernel, monkeypatch):
-    """It compiles its launchers, and an image may have no compiler. The first step would break off halfway."""
+def test_torchs_products_stay_where_triton_cannot_launch(kernel, monkeypatch, request):
+    """It compiles its launchers, and an image may have no compiler. The first step would break off halfway.
+
+    So it is in a process that can launch later: nothing is chosen anew between steps.
+    """
 
     class Driver:
         @property
@@ -108,7 +111,8 @@ def test_torchs_products_stay_where_triton_cannot_launch(kernel, monkeypatch):
 
     products, launch_cache = kernel.kernels.products, kernel.kernels.gpu.launch_cache
     monkeypatch.setattr(launch_cache, "driver", Driver())
-    monkeypatch.setattr(products, "launch_fault", launch_cache.launch_fault.__wrapped__)  # the answer is kept otherwise
+    launch_cache.launch_fault.cache_clear()
+    request.addfinalizer(launch_cache.launch_fault.cache_clear)
     monkeypatch.setattr(products, "supports_triton", lambda device: True)
     monkeypatch.setattr(products, "gpu_of", lambda device: kernel.kernels.speeds.predictions.Gpu(90, 132, 50 * 2**20))
     monkeypatch.setattr(products, "gain_of", lambda *_: kernel.kernels.speeds.gains.Gain(1.5, "shipped"))
@@ -118,6 +122,8 @@ def test_torchs_products_stay_where_triton_cannot_launch(kernel, monkeypatch):
     assert (table.name, table.source) == ("torch.bmm", why)
     assert not kernel.tuning.contest.tasks_of(device, torch.float16, (4096, 4096), 1)
     assert products.small_choice(device, torch.float16, 64, 64).gain is None
+    monkeypatch.setattr(launch_cache, "driver", SimpleNamespace(active=SimpleNamespace(utils=None)))
+    assert products.select_products(device, torch.float16, 4096, 4096).source == why
 
 
 def test_the_model_chooses_where_nothing_was_measured(kernel, monkeypatch):
