@@ -142,10 +142,12 @@ def test_the_compiled_product_of_shared_matrices_is_one_that_their_ranks_have_ag
     assert [launches(among) for among in ((0, 1), (), (0, 2), None)] == [True, False, False, False]
     measurements.keep(key, file.Table({need: measured}, {}))
     assert [launches(among) for among in ((0, 1), (), (0, 2), None)] == [True, False, False, True]
+    monkeypatch.setattr(tuned, "is_built", lambda: False)
+    assert not launches((0, 1)) and not launches(None)
 
 
 def test_a_size_that_torchs_product_has_won_stays_measured_whatever_of_ours_fails(kernel, measurements):
-    """Its entry has the best of our launches, which is not the one that is chosen."""
+    """Its entry has the best of our launches, which is not the one that is chosen, and never launched."""
     tuned, file = kernel.kernels.gpu.tuned, kernel.kernels.speeds.measurement_file
     config, ranks = tuned.Config(128, 64, 8, 8, 4), (0, 1)
     need, key = file.Need("symmetric_gemm", "float16", 64, 96), kernel.kernels.speeds.machine.gpu_key("a GPU")
@@ -157,6 +159,7 @@ def test_a_size_that_torchs_product_has_won_stays_measured_whatever_of_ours_fail
         measurements.agree(key, need, measured, 0, ranks)
         known = measurements.own_measurement(key, need), measurements.agreement(key, need)
         assert [each is not None for each in known] == [gain < 1] * 2
+        assert tuned.nearest("a GPU", torch.float16, 64, 96) is None
 
 
 def test_products_of_shared_matrices_are_launched_among_their_ranks(kernel, monkeypatch):

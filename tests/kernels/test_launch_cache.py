@@ -120,7 +120,8 @@ def test_all_that_a_kernel_is_compiled_for_is_told_apart(launch_cache):
         A, B, D, C = new(), new(), new(), new()
         transposed = A.mT
         cases = [(A, None, C), (A, None, C.mT), (A, None, unaligned), (A.bfloat16(), None, C.bfloat16())]
-        cases += [(A, D, C), (A, unaligned, C), (A.mT, None, C), (unaligned, None, C), (unaligned, unaligned, C)]
+        cases += [(A, D, C), (A, unaligned, C), (A.mT, None, C), (unaligned, None, C)]
+        cases += [(unaligned, D, C), (unaligned, unaligned, C)]
         of_two = [(A, B, None), (A.mT, B.mT, None), (A, unaligned, None), (A, transposed, transposed)]
         return [launch_cache._geometry(A, A.mT, D, C) for A, D, C in cases] + [
             launch_cache._geometry(A, B, D, C)

@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("triton")
 
 FIELDS = {"tile": 128, "tile_k": 64, "group": 4, "warps": 8, "stages": 3, "sections": 1, "gain": 1.2}
+FLAGS = False, True
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +62,12 @@ def test_unmeasured_device_or_dtype_has_no_entry(tuned, entries):
 
 
 def test_measured_config_is_chosen_for_aligned_operands_only(tuned, entries):
-    target = tuned.Target("cuda", 90)
+    target = tuned.Target("cuda", 80)  # where 500 rows are few, and 1024 are not
     for name, dtype, aligned in itertools.product(
         ("a GPU", "another GPU"), (torch.bfloat16, torch.float16), (True, False)
     ):
-        chosen = tuned.chosen_config(name, target, dtype, (1024, 1024), (True, aligned))
-        safe = tuned.safe_config(target, dtype, 1024, True, aligned)
+        chosen = tuned.chosen_config(name, target, dtype, (500, 1024), (True, aligned))
+        safe = tuned.safe_config(target, dtype, 500, True, aligned)
         was_measured = (name, dtype, aligned) == ("a GPU", torch.bfloat16, True)
         assert chosen == (tuned.Config(128, 64, 1, 8, 3) if was_measured else safe)
 
@@ -115,8 +116,7 @@ def test_safe_configs_can_be_launched(tuned):
     """Triton needs powers of two, and a dot product 16 or more on each side."""
     targets = [tuned.Target("cuda", capability) for capability in (80, 86, 89, 90, 100, 103, 120)]
     dtypes = torch.float16, torch.bfloat16, torch.float32
-    flags = False, True
-    for choice in itertools.product([*targets, tuned.Target("hip", 0)], dtypes, (1, 768, 769, 10**5), flags, flags):
+    for choice in itertools.product([*targets, tuned.Target("hip", 0)], dtypes, (1, 768, 769, 10**5), FLAGS, FLAGS):
         config = tuned.safe_config(*choice)
         powers = config.tile, config.tile_k, config.warps
         assert all(number & (number - 1) == 0 for number in powers) and min(powers[:2]) >= 16
@@ -133,6 +133,31 @@ def test_usual_configs_are_powers_of_two_and_compete_once_each(tuned):
         for config in {*usual} - {*tuned.COMPILED}:
             assert all(number & (number - 1) == 0 for number in config[:4]) and min(config[:2]) >= 16
             assert config.tile <= 256 and config.stages >= 2
+
+
+# Compute capabilities whose blocks have as much shared memory as those of a linted target.
+LIKE = {"sm_80": (80,), "sm_90": (90,), "sm_100": (100, 103, 110), "sm_120": (86, 89, 120), "gfx942": ()}
+
+
+@pytest.mark.parametrize("gpu", LIKE)
+def test_panels_on_their_way_fit_into_shared_memory(tuned, gpu):
+    """A stage is a panel of each operand, 2 bytes a number. On AMD's GPUs one of the stages is in registers."""
+    from tools.lint.judgements import LIMITS  # which needs Triton
+
+    for target in [tuned.Target("cuda", capability) for capability in LIKE[gpu]] or [tuned.Target("hip", 0)]:
+        safe = [tuned.safe_config(target, torch.float16, *case) for case in itertools.product((1, 4096), *2 * [FLAGS])]
+        for config in {*safe, *tuned.usual_configs(target, torch.float16)} - {*tuned.COMPILED}:
+            panels = 2 * (min(config.tile, 128) + config.tile) * config.tile_k
+            assert (config.stages - (target.backend == "hip")) * panels <= LIMITS[gpu].shared, (target, config)
+
+
+def test_tiles_are_large_above_the_small_side_of_the_model(kernel, tuned):
+    """The model predicts no gain up to there. Narrow loads and stores leave no registers for large ones."""
+    for capability, descriptors in itertools.product((80, 89, 90, 100, 120), FLAGS):
+        side, target = kernel.kernels.speeds.predictions.small_side(capability), tuned.Target("cuda", capability)
+        chosen = [tuned.safe_config(target, torch.float16, m, descriptors, True) for m in (side, side + 1)]
+        assert [config.tile for config in chosen] == [64, 128]
+        assert tuned.safe_config(target, torch.float16, side + 1, descriptors, False).tile == 64
 
 
 def test_small_configs_pad_to_whole_panels(tuned):
