@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from unittest import mock
 
 import pytest
@@ -25,6 +26,14 @@ pytestmark = [
 ]
 
 ABC = 1.5, -0.5, 0.25
+
+
+def unlike(new: Callable[..., Tensor], m: int, k: int) -> tuple:
+    """Operands whose descriptors have other sizes and strides, as no step's have."""
+    return new(2, m, k), new(2, k, m + 16)[..., :m], None, new(2, m, m)
+
+
+LAYOUTS = {**cases.LAYOUTS, "unlike": unlike}
 SIZES = {"i32": 4, "fp32": 4, "i64": 8}
 DESCRIPTOR = [128, 4, 4, 4, 8, 8, 8]  # a tensor map, then shape and strides of three dimensions
 BYTES_OF_FACTS, SCRATCHES = 10 * 8, [8, 8]
@@ -83,10 +92,10 @@ def start_of(launch_cache, operands: tuple):
     return kernel, lambda A, B, D, C: start(A, B, C if D is None else D, C, *ABC)
 
 
-@pytest.mark.parametrize("layout", ["wide", "tall", "square", "commuting", "repeated", "spread"])
+@pytest.mark.parametrize("layout", ["wide", "tall", "square", "commuting", "repeated", "spread", "unlike"])
 def test_the_driver_gets_what_it_gets_from_tritons_launcher(driver, launch_cache, layout):
     """With operands at other addresses than those of the first launch, and once more with the same."""
-    first, second = (cases.LAYOUTS[layout](new, 64, 128) for _ in range(2))
+    first, second = (LAYOUTS[layout](new, 64, 128) for _ in range(2))
     kernel, start = start_of(launch_cache, first)
     kept = Kept(driver, kernel)
     for operands in (first, second, second, first):
@@ -96,7 +105,7 @@ def test_the_driver_gets_what_it_gets_from_tritons_launcher(driver, launch_cache
 
 
 def test_it_gets_the_same_where_the_part_below_the_launcher_is_not_known(driver, launch_cache):
-    operands = cases.LAYOUTS["wide"](new, 64, 128)
+    operands = unlike(new, 64, 128)
     starts = compiled.kernel_module(compiled.PACKAGE, "gpu.triton_starts")
     kernel, direct = start_of(launch_cache, operands)
     with mock.patch.object(starts, "_part_in_c", lambda run, panels: None):
@@ -109,9 +118,65 @@ def test_starts_go_below_the_launcher_of_this_triton(driver, launch_cache):
     """Or they would cost as much as Triton's launcher, which no result would show."""
     starts = compiled.kernel_module(compiled.PACKAGE, "gpu.triton_starts")
     for layout in "wide", "spread":  # by descriptors, where the GPU has them, and by addresses
-        operands = cases.LAYOUTS[layout](new, 64, 128)
-        kernel, panels = launched_by_triton(launch_cache, operands), len(arranged(launch_cache, operands).blocks)
-        assert starts._part_in_c(kernel.run, panels) is not None
+        operands = LAYOUTS[layout](new, 64, 128)
+        kernel, start = start_of(launch_cache, operands)
+        with mock.patch.object(type(kernel.run), "__call__", side_effect=AssertionError("the launcher")):
+            start(*operands)
+        panels = len(arranged(launch_cache, operands).blocks)
+        for need in "global_scratch_size", "profile_scratch_size", "gsan_enabled":  # which only the launcher meets
+            with mock.patch.object(kernel.run, need, 1, create=True):
+                assert starts._part_in_c(kernel.run, panels) is None
+
+
+class CudaLauncher:
+    """Has the name of Triton's, and what it calls with a kernel's arguments."""
+
+    def __init__(self, launch: Callable[..., None]):
+        self.launch = launch
+
+
+def make_tensordesc_arg(panel, meta) -> list:
+    """Stands for what makes a descriptor's arguments, which Triton has beside its launcher."""
+    return [panel, meta]
+
+
+def around(launcher: Callable[..., None], tensordesc_meta: list | None) -> Callable[..., None]:
+    """Return a function around the part in C, as Triton's launcher calls where operands come by descriptors."""
+    return lambda *given: launcher(*given, tensordesc_meta)
+
+
+def around_another_name(tensordesc_meta: list) -> Callable[..., None]:
+    return lambda *given: print(tensordesc_meta)
+
+
+@pytest.mark.parametrize(
+    "launch, panels",
+    [
+        (lambda *given: None, 0),
+        (lambda *given: None, 2),
+        (print, 2),
+        (around_another_name(["A", "B"]), 2),
+        (around(print, None), 2),
+        (around(print, ["A"]), 2),
+        (around(print, ["A", None]), 2),
+    ],
+)
+def test_kernels_whose_launcher_is_not_understood_are_started_by_it(launch_cache, launch, panels):
+    """Other versions of Triton keep the part below it elsewhere, or make descriptors in another way."""
+    starts = compiled.kernel_module(compiled.PACKAGE, "gpu.triton_starts")
+    assert starts._part_in_c(CudaLauncher(launch), panels) is None
+
+
+def test_a_launcher_is_understood_by_what_makes_its_descriptors(launch_cache, monkeypatch):
+    """Each operand's are made of what the kernel was compiled for; Triton 3.9 has a third parameter for others."""
+    starts = compiled.kernel_module(compiled.PACKAGE, "gpu.triton_starts")
+    run, module = CudaLauncher(around(print, ["A", "B"])), sys.modules[__name__]
+    for make, more in (make_tensordesc_arg, []), (lambda panel, meta, base: [panel, meta, base], [None]):
+        monkeypatch.setattr(module, "make_tensordesc_arg", make)
+        below = starts._part_in_c(run, 2)
+        assert below.launch is print and [make(1) for make in below.makes] == [[1, "A", *more], [1, "B", *more]]
+    monkeypatch.delattr(module, "make_tensordesc_arg")
+    assert starts._part_in_c(run, 2) is None
 
 
 def test_few_descriptors_are_kept(launch_cache):
