@@ -62,7 +62,8 @@ def sizes_of(kind: str) -> list[int]:
 
 
 @pytest.fixture(params=["sm_80", "sm_90"])
-def driver(request) -> Iterator[ctypes.CDLL]:
+def driver(request, monkeypatch) -> Iterator[ctypes.CDLL]:
+    monkeypatch.setattr(compiled.AbsentGPU, "get_current_stream", lambda gpu, device: 7)
     with stubbed_gpu(request.param, compiled.PACKAGE) as driver:
         yield driver
         driver.keep_launches(None, None)
