@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -30,12 +31,13 @@ class Gpu:
     """Has a current stream. Like torch's, its captures do not give it back if they cannot begin or end.
 
     It also has a workspace for each stream, from the pool that is recorded to when the stream first needs one. The
-    first capture cannot end with `fails="to end"`, and leaves the generator of random numbers captured.
+    first capture cannot end with `fails="to end"`, and leaves the generator of random numbers captured; nor can the
+    second with "to end, twice". Of later ones, which are empty, it warns. Other threads call what a capture may forbid.
     """
 
     def __init__(self, fails: str | None):
         self.current = self.first = Stream()
-        self.fails = fails
+        self.device, self.fails, self.broke = 1, fails, False
         self.recorded: list[object] = []
         self.workspaces: dict[Stream, object] = {}
         self.generator_is_captured = False
@@ -56,18 +58,26 @@ class Gpu:
     @contextmanager
     def graph(self, graph: object, pool: object, stream: Stream, capture_error_mode: str):
         before, self.current = self.current, stream
-        if self.fails == "to begin":
-            raise RuntimeError("a capture to this pool is underway")
-        self.recorded.append(pool)
+        if self.fails == "to begin" or capture_error_mode != "thread_local":
+            raise RuntimeError("a capture to this pool is underway, or what another thread has called is forbidden")
+        self.recorded.append(object() if pool is None else pool)
         self.generator_is_captured = True
         try:
             yield
         finally:
-            if self.fails == "to end":
-                self.fails = None
+            if self.fails in ("to end", "to end, twice"):
+                self.fails, self.broke = None if self.fails == "to end" else "to end", True
                 raise RuntimeError(INVALIDATED)
+            if self.broke:
+                warnings.warn("The CUDA Graph is empty.", stacklevel=2)
             self.recorded.pop()
             self.current, self.generator_is_captured = before, False
+
+    @contextmanager
+    def on(self, device: torch.device):
+        before, self.device = self.device, device.index
+        yield
+        self.device = before
 
     def end_allocate(self, index: int, pool: object) -> None:
         if pool not in self.recorded:
@@ -80,7 +90,7 @@ def gpu(request, kernel, monkeypatch) -> Gpu:
     made = Gpu(getattr(request, "param", None))
     monkeypatch.setattr(kernel.kernels.graphs, "_capture_stream", lambda index: Stream())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: made.current)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "device", made.on)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     for name in "set_stream", "stream", "graph":
@@ -95,9 +105,26 @@ def capture(kernel, work) -> object:
 
 
 def test_work_is_captured_on_another_stream(kernel, gpu):
-    seen = []
-    capture(kernel, lambda: seen.append(gpu.current))()
+    """On its GPU, which need not be the current one."""
+    seen, devices = [], []
+    capture(kernel, lambda: seen.append(gpu.current) or devices.append(gpu.device))()
     assert len(seen) == 2 and gpu.first not in seen and gpu.current is gpu.first
+    assert devices == [0, 0] and gpu.device == 1
+
+
+def test_a_device_without_a_number_is_the_current_one(kernel, gpu, monkeypatch):
+    asked = []
+    monkeypatch.setattr(kernel.kernels.graphs, "_capture_stream", lambda index: asked.append(index) or Stream())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: gpu.device)
+    for name in "cuda", "cuda:0":
+        kernel.kernels.graphs.captured(lambda: None, torch.device(name))
+    assert asked == [1, 0]
+
+
+def test_each_gpu_has_one_stream_for_all_captures(kernel, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Stream", lambda index: [index])
+    streams = [kernel.kernels.graphs._capture_stream(index) for index in (98, 99, 98)]
+    assert streams == [[98], [99], [98]] and streams[0] is streams[2]
 
 
 def test_work_before_a_capture_waits_for_the_current_stream_and_that_for_the_work(kernel, gpu):
@@ -139,7 +166,7 @@ def test_a_graph_has_a_workspace_of_its_pool(kernel, gpu):
     assert used == [None, pools[0], None, pools[1]] and not gpu.workspaces
 
 
-@pytest.mark.parametrize("gpu", ["to begin", "to end"], indirect=True)
+@pytest.mark.parametrize("gpu", ["to begin", "to end", "to end, twice"], indirect=True)
 def test_a_failed_capture_gives_the_current_stream_back(kernel, gpu):
     with pytest.raises(RuntimeError, match="captur"):
         capture(kernel, lambda: None)
@@ -148,7 +175,9 @@ def test_a_failed_capture_gives_the_current_stream_back(kernel, gpu):
 
 @pytest.mark.parametrize("gpu", ["to end"], indirect=True)
 def test_a_failed_capture_gives_random_numbers_back(kernel, gpu):
-    with pytest.raises(RuntimeError, match="captur"):
+    """And says no more than its error."""
+    with pytest.raises(RuntimeError, match="captur"), warnings.catch_warnings():
+        warnings.simplefilter("error")
         capture(kernel, lambda: None)
     assert not gpu.generator_is_captured
 

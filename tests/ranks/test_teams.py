@@ -22,9 +22,10 @@ FOUR = Layout((4,), ("0",))
 SPREAD = Layout((2, 2), ("0", "r"))  # whose copies have no two neighbours
 
 
-# Long ones, whose singular values are far from zero, so that a Gram matrix keeps the digits of all of them.
+# Long ones, whose singular values are far from zero, so that a Gram matrix keeps the digits of all of them; and a small
+# square one, of whose digits it keeps enough.
 FORMING = [name for name in LAYOUTS if name != "replicated within"]
-SHAPES = ((6, 40), (41, 6), (8, 45), (30, 4), (10, 57), (6, 40), (64, 10))
+SHAPES = ((8, 8), (6, 40), (41, 6), (8, 45), (30, 4), (10, 57), (6, 40), (64, 10))
 
 
 def long_ones(layout: Layout) -> tuple[Spec, ...]:
