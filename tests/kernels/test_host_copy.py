@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,10 +18,30 @@ NUMBERS = [3, 1]
 def test_a_duplicate_has_the_numbers_that_were_on_their_way(portable_kernel, duplicate):
     """An event can be neither copied nor pickled, and an optimizer has such a copy between two steps."""
     with narrow_device(portable_kernel, "xpu") as narrow:
-        made = portable_kernel.kernels.host_copy.HostCopy(torch.tensor(NUMBERS).to(narrow.device))
+        numbers = torch.tensor(NUMBERS).to(narrow.device)
+        made, another = (portable_kernel.kernels.host_copy.HostCopy(numbers) for _ in range(2))
+        assert narrow.waits == 0
         other = duplicate(made)
         assert (made.is_known, other.is_known) == (False, True)
-        assert made.read() == other.read() == NUMBERS
+        assert made.read() == other.read() == another.read() == NUMBERS
+
+
+@pytest.mark.parametrize(
+    "source, target, waits",
+    [
+        *(("cpu", "cuda", False), ("pinned", "cuda", True), ("cpu", "xpu", True), ("pinned", "xpu", True)),
+        *(("cpu", "cpu", True), ("cuda", "cpu", True), ("cuda", "cuda", False), ("xpu", "xpu", False)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [None, torch.float64], ids=str)
+def test_the_host_waits_for_what_it_reads_and_for_those_who_read_its_memory_later(kernel, source, target, waits, dtype):
+    """CUDA reads ordinary memory at once."""
+    values = SimpleNamespace(
+        is_cpu=source in ("cpu", "pinned"),
+        is_pinned=lambda: source == "pinned",
+        to=lambda device, dtype, non_blocking: (device.type, dtype, non_blocking),
+    )
+    assert kernel.kernels.host_copy.moved(values, torch.device(target), dtype) == (target, dtype, not waits)
 
 
 def test_numbers_of_the_host_are_known_at_once(kernel):

@@ -59,6 +59,17 @@ def test_parts_begin_at_lines_as_new_tensors_do(kernel):
     assert all(part.data_ptr() % LINE == 0 for part in (directions, factors, *squares))
 
 
+def test_parts_of_a_gpus_memory_begin_where_its_allocator_would_let_them(kernel):
+    """At multiples of 512 bytes. Other operands may get other kernels, which sum in another order."""
+    memory_parts = kernel.kernels.memory_parts
+    parts = [((3, 5), torch.float16), ((128,), torch.float32), ((2,), torch.int8)]
+    needed = memory_parts.bytes_of(parts, memory_parts.DEVICE_ALIGNMENT)
+    memory = torch.empty(needed, dtype=torch.uint8, device="cpu")
+    cut = memory_parts.parts_of(memory, parts, memory_parts.DEVICE_ALIGNMENT)
+    assert [part.data_ptr() - memory.data_ptr() for part in cut] == [0, 512, 1024] and needed == 1536
+    assert [(part.shape, part.dtype) for part in cut] == parts
+
+
 def test_what_is_kept_is_what_the_largest_batch_takes(kernel):
     """Directions, factors, and squares for each matrix that is worked on at once. Metrics add a few numbers."""
     optimizer = optimizer_of(kernel)
