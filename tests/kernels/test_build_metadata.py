@@ -44,3 +44,18 @@ def test_measurements_are_of_one_library_and_one_code(kernel, build_metadata, mo
     (tmp_path / name).rename((tmp_path / name).with_stem("renamed"))
     digests.add(machine.kernels_digest.__wrapped__())
     assert len(digests) == 1 + 2 * counts
+
+
+def test_measurements_hold_wherever_a_variant_lies_and_in_whichever_order_its_files_are_listed(
+    kernel, monkeypatch, tmp_path
+):
+    machine, digests = kernel.kernels.speeds.machine, set()
+    for folder, names in (tmp_path / "one", ("a.so", "b.so")), (tmp_path / "another", ("b.so", "a.so")):
+        folder.mkdir()
+        files = [folder / name for name in names]
+        for file in files:
+            file.write_text(file.name)
+        monkeypatch.setattr(machine, "VARIANT", folder)
+        monkeypatch.setattr(machine, "libraries", lambda files=files: files)
+        digests.add(machine.kernels_digest.__wrapped__())
+    assert len(digests) == 1

@@ -50,6 +50,8 @@ def test_predictions_are_told_what_a_gpu_is(machine, monkeypatch):
 def test_only_processors_and_gpus_that_are_here_have_a_key(machine, monkeypatch):
     keys = [machine.key_of(torch.device(name)) for name in ("cuda:0", "cuda:1", "mps")]
     assert keys == [machine.gpu_key("NVIDIA A"), machine.gpu_key("NVIDIA B"), None] and keys[0].threads == 0
+    of_processor = machine.processor(), torch.get_num_threads(), "", torch.__version__, "", machine.kernels_digest()
+    assert machine.key_of(torch.device("cpu")) == of_processor
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert machine.key_of(torch.device("cuda:0")) is None
 
@@ -68,4 +70,41 @@ def test_the_key_of_a_gpu_has_all_software_between_a_launch_and_it(machine, monk
         "a GPU", 0, driver, torch.__version__, "3.6.0", machine.kernels_digest(),
     )  # fmt: skip
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert machine.gpu_key.__wrapped__("a GPU").driver == driver.removesuffix("12040").strip()
+    monkeypatch.delitem(sys.modules, "triton")
+    key = machine.gpu_key.__wrapped__("a GPU")
+    assert (key.driver, key.triton) == (driver.removesuffix("12040").strip(), "")
+
+
+def test_triton_needs_compute_capability_8_and_what_torch_does_not_describe_is_taken_for_able(machine, monkeypatch):
+    gpus = {75: False, 80: True, 90: True}
+    for capability, able in gpus.items():
+        described = SimpleNamespace(capability=capability)
+        monkeypatch.setattr(machine, "gpu_of", lambda device, described=described: described)
+        assert machine.supports_triton(torch.device("cuda", 0)) == able
+    monkeypatch.setattr(machine, "gpu_of", lambda device: None)
+    assert machine.supports_triton(torch.device("cuda", 0))
+
+
+TWO_PROCESSORS = "model name\t: One: a\nmodel\t\t: 17\n\nmodel name\t: Two\nmodel\t\t: 18\n"
+
+
+@pytest.mark.parametrize(
+    "facts, pythons, expected",
+    [
+        (TWO_PROCESSORS, "Python's", "One: a (model 17), torch "),
+        ("model name\t: One\n", "Python's", "One, torch "),
+        ("model\t\t: 17\n", "Python's", "Python's (model 17), torch "),
+        (None, "Python's", "Python's, torch "),
+        (None, "", "a machine, torch "),
+    ],
+)
+def test_a_processor_is_called_what_linux_or_else_python_calls_the_first_one(
+    machine, monkeypatch, tmp_path, facts, pythons, expected
+):
+    file = tmp_path / "cpuinfo"
+    if facts is not None:
+        file.write_text(facts)
+    monkeypatch.setattr(machine, "_CPU_FACTS", file)
+    monkeypatch.setattr(machine.platform, "processor", lambda: pythons)
+    monkeypatch.setattr(machine.platform, "machine", lambda: "a machine")
+    assert machine.processor.__wrapped__().startswith(expected)
