@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+from unittest import mock
 
 import pytest
 import torch
@@ -174,6 +175,14 @@ def test_graphs_can_be_switched_off_and_are_explained(kernel, simulated):
     assert f"{count} of {count} batches replay a CUDA graph, captured by warmup()" in on.explain().notes
 
 
+def test_batches_with_a_graph_are_counted_and_not_their_chains(kernel, simulated, monkeypatch):
+    """On a GPU several batches may share a graph."""
+    graphs, long, short = kernel.step.graphs.UpdateGraphs(), (mock.Mock(), mock.Mock()), (mock.Mock(),)
+    monkeypatch.setattr(kernel.step.graphs, "_whole", lambda chain, groups: chain)
+    graphs._replays = {long: None}
+    assert graphs.described([long, short], []) == ["2 of 3 batches replay a CUDA graph, captured by warmup()"]
+
+
 def test_copies_are_eager_and_loading_keeps_graphs(kernel, simulated):
     optimizer = kernel.Muon(parameters(), **SETTINGS)
     optimizer.warmup(lambda *_: None)
@@ -190,7 +199,21 @@ def test_nothing_is_captured_on_a_cpu(kernel):
     optimizer = kernel.Muon(parameters(), **SETTINGS)
     said = []
     optimizer.warmup(lambda done, total, what: said.append(what))
-    assert said and not any("capture" in what for what in said)
+    assert said and not any("capture" in what or "graph" in what for what in said)
+
+
+def test_a_capture_sees_neither_autocast_nor_gradients(kernel, simulated, monkeypatch):
+    """Replays would go on computing as a warm-up's surroundings had it."""
+    seen, honest = [], simulated.captured
+
+    def captured(work, device, pool):
+        seen.append((torch.is_autocast_enabled("cpu"), torch.is_grad_enabled()))
+        return honest(work, device, pool)
+
+    monkeypatch.setattr(kernel.step.graphs, "captured", captured)
+    with torch.autocast("cpu", torch.bfloat16), torch.enable_grad():
+        kernel.Muon(parameters(), **SETTINGS).warmup(lambda *_: None)
+    assert seen and {*seen} == {(False, False)}
 
 
 def test_cuda_graphs_must_be_a_flag(kernel):
