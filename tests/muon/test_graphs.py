@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copy
-from unittest import mock
 
 import pytest
 import torch
@@ -173,14 +172,6 @@ def test_graphs_can_be_switched_off_and_are_explained(kernel, simulated):
     assert f"0 of {count} batches replay a CUDA graph, captured by warmup()" in on.explain().notes
     on.warmup(lambda *_: None)
     assert f"{count} of {count} batches replay a CUDA graph, captured by warmup()" in on.explain().notes
-
-
-def test_batches_with_a_graph_are_counted_and_not_their_chains(kernel, simulated, monkeypatch):
-    """On a GPU several batches may share a graph."""
-    graphs, long, short = kernel.step.graphs.UpdateGraphs(), (mock.Mock(), mock.Mock()), (mock.Mock(),)
-    monkeypatch.setattr(kernel.step.graphs, "_whole", lambda chain, groups: chain)
-    graphs._replays = {long: None}
-    assert graphs.described([long, short], []) == ["2 of 3 batches replay a CUDA graph, captured by warmup()"]
 
 
 def test_copies_are_eager_and_loading_keeps_graphs(kernel, simulated):
