@@ -221,3 +221,16 @@ def test_groups_of_other_settings_have_graphs_of_their_own(kernel, simulated):
     replayed.warmup(lambda *_: None)
     assert same_bits(steps(replayed), steps(eager))
     assert simulated.replays > simulated.captures
+
+
+def test_tall_matrices_that_are_packed_like_wide_ones_have_a_graph_of_their_own(kernel, simulated):
+    """Their updates are transposed."""
+
+    def made():
+        generator = torch.Generator().manual_seed(0)
+        shapes = {"layers.0.weight": (12, 20), "layers.1.weight": (20, 12)}
+        return [(name, torch.nn.Parameter(torch.randn(shape, generator=generator))) for name, shape in shapes.items()]
+
+    eager, replayed = (kernel.Muon(made(), **SETTINGS) for _ in range(2))
+    replayed.warmup(lambda *_: None)
+    assert same_bits(steps(replayed), steps(eager)) and simulated.captures == 2
