@@ -66,3 +66,11 @@ def test_chains_take_turns_in_the_memory_of_the_largest(kernel):
     ]
     for first, second in zip(*views):
         assert first.storage_offset() == 0 and second.storage_offset() * second.element_size() == 512
+
+
+def test_graphs_on_a_gpu_share_a_pool(kernel, monkeypatch):
+    """Each would else keep memory of its own."""
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "a pool")
+    buffers = SimpleNamespace(_factors=SimpleNamespace(is_cuda=True))
+    kernel.step.graphs._Buffers.take_pool(buffers)
+    assert buffers.pool == "a pool"

@@ -96,6 +96,7 @@ def pair(kernel: ModuleType, graphs: Graphs, dtype: torch.dtype = torch.float32,
         {"offload": True, "release_grads": True},
         {"ns_dtype": "float16"},
         {"ns_dtype": "float32"},
+        {"eps": 100.0},  # more than a norm
         {"decay_mode": "cautious", "equalize": "columns", "renormalize": "rows", "second_moment": "long_side"},
         {"equalize": "experimental_aurora", "experimental_hyperball": True},
         {"momentum_dtype": "int8"},
