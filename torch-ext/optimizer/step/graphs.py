@@ -224,7 +224,7 @@ def kinds_of(chain: Iterable[BatchToPack]) -> Kinds:
             b.equalization,
             eps,
             b.device,
-            float32_roundoffs() if torch.float32 in (b.iteration.work_dtype, b.iteration.chain_dtype) else (),
+            float32_roundoffs() if b.iteration.chain_dtype == torch.float32 else (),  # as of all work in float32
         )
         for b, count, eps in chain
     )
