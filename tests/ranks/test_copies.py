@@ -105,6 +105,20 @@ def test_copies_of_parameters_of_one_name_in_two_groups_are_told_apart(pools):
         assert error == "copies differ: momentum_buffer of up.weight differs between ranks [0, 1, 3] and [2]"
 
 
+def errors_of_a_frozen_one(kernel, case: Case) -> list[str | None]:
+    """It is another one on rank 2. Return what a step says, and then a comparison."""
+    p = part_of(case, 0).requires_grad_(False)
+    if dist.get_rank() == 2:
+        p.data._local_tensor.add_(1)
+    optimizer = kernel.Muon([("up.weight", p)])
+    return [error_of(optimizer.step), error_of(optimizer.check_copies)]
+
+
+def test_copies_of_what_is_frozen_are_compared_when_the_user_asks_for_it(pools):
+    for step, comparison in pools(4).run(errors_of_a_frozen_one, Case(specs_on(LAYOUTS["replicated"])[:1])):
+        assert step is None and "up.weight differs between ranks [0, 1, 3] and [2]" in comparison
+
+
 def error_of_many(kernel, case: Case) -> str:
     """Parameters and state of rank 2 are others than those of the rest."""
     optimizer, params = trained(kernel, case)
@@ -174,7 +188,7 @@ def checksums(kernel, size: int, dtype: torch.dtype) -> set[int]:
     return {int(kernel.step.agreement.copies._checksum(view)) for view in views}
 
 
-@pytest.mark.parametrize("size", [2, 3, 64, 65])
+@pytest.mark.parametrize("size", [0, 2, 3, 64, 65])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_a_checksum_does_not_depend_on_where_a_tensor_lies(pools, dtype, size):
     """Weights may be views of one buffer on one rank, and at odd addresses there."""
