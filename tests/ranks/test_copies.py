@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -150,7 +152,9 @@ def check_after_a_step(kernel, case: Case) -> None:
     optimizer, params = trained(kernel, case)
     if dist.get_rank() == 0:
         params[0].grad = None
-    optimizer.check_copies()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        optimizer.check_copies()
 
 
 def test_parts_that_have_no_copy_are_not_compared(pools):
@@ -242,6 +246,10 @@ def compared_without_others(kernel) -> str:
     return str(told[0].message)
 
 
-def test_that_nothing_is_compared_is_said(pools):
+def test_that_nothing_is_compared_is_said(kernel, pools):
+    """Not where nobody else is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        kernel.Muon([("up.weight", torch.nn.Parameter(torch.ones(8, 4)))]).check_copies()
     for said in pools(2).run(compared_without_others):
         assert said.startswith("check_copies compares nothing") and "ExchangeOptions(process_group=" in said
