@@ -90,21 +90,22 @@ def test_copies_on_unlike_meshes_are_told_apart(pools):
         assert error == "copies differ: down.weight differs between ranks [0, 1, 2] and [3]"
 
 
-def error_of_two_of_one_name(kernel, case: Case) -> str:
-    """The first parameter's momentum is another one on rank 2."""
+def error_of_two_of_one_name(kernel, case: Case, key: str) -> str:
+    """The first parameter, or its momentum, is another one on rank 2."""
     params = [part_of(case, i) for i in range(len(case.specs))]
     optimizer = kernel.Muon([{"params": [(spec.name, p)]} for spec, p in zip(case.specs, params)])
     if dist.get_rank() == 2:
-        optimizer.state[params[0]]["momentum_buffer"]._local_tensor.add_(1)
+        {**optimizer.state[params[0]], "up": params[0].data}[key]._local_tensor.add_(1)
     with pytest.raises(RuntimeError) as caught:
         optimizer.check_copies()
     return str(caught.value)
 
 
-def test_copies_of_parameters_of_one_name_in_two_groups_are_told_apart(pools):
+@pytest.mark.parametrize("key, named", [("up", "up.weight"), ("momentum_buffer", "momentum_buffer of up.weight")])
+def test_copies_of_parameters_of_one_name_in_two_groups_are_told_apart(pools, key, named):
     case = Case((Spec("up.weight", (13, 9), LAYOUTS["replicated"]),) * 2)
-    for error in pools(4).run(error_of_two_of_one_name, case):
-        assert error == "copies differ: momentum_buffer of up.weight differs between ranks [0, 1, 3] and [2]"
+    for error in pools(4).run(error_of_two_of_one_name, case, key):
+        assert error == f"copies differ: {named} differs between ranks [0, 1, 3] and [2]"
 
 
 def errors_of_a_frozen_one(kernel, case: Case) -> list[str | None]:
