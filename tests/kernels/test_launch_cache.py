@@ -199,8 +199,8 @@ def test_products_elsewhere_go_the_way_of_the_op(kernel):
 def test_products_whose_operations_are_recorded_launch_nothing(kernel, monkeypatch, recorded):
     """On a GPU, too, as a launch below the op would not be recorded."""
     cache, launched, X = kernel.kernels.gpu.launch_cache, [], torch.ones(2, 5, 7)
-    monkeypatch.setattr(cache, "launch", lambda *given: launched.append(given))
-    monkeypatch.setattr(cache, "symmetric_gemm", lambda *given: "the op")
+    monkeypatch.setattr(cache, "launch", lambda *arguments: launched.append(arguments))
+    monkeypatch.setattr(cache, "symmetric_gemm", lambda *arguments: "the op")
     for name, answer in ("is_cuda", True), ("get_device", lambda tensor: 0):
         monkeypatch.setattr(Tensor, name, answer, raising=False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -245,6 +245,6 @@ def test_a_product_is_launched_on_the_gpu_of_its_operands(kernel, monkeypatch, c
     X, out = torch.empty(2, 5, 7), torch.empty(2, 5, 5)
     assert cache.symmetric_product(X, X.mT, None, *ABC[:2], out, ABC[2], among=(0, 3)) is out
     assert cache.symmetric_product(X, X.mT).shape == out.shape
-    ((inside, *given), _) = launched
+    ((inside, *arguments), _) = launched
     assert inside == len(entered) // 2 == (current != 1) and {*entered} <= {X.device}
-    assert given[3] is out and given[4:] == [*ABC, (0, 3)]
+    assert arguments[3] is out and arguments[4:] == [*ABC, (0, 3)]

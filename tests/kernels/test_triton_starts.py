@@ -143,18 +143,18 @@ def make_tensordesc_arg(panel, meta) -> list:
 
 def around(launcher: Callable[..., None], tensordesc_meta: list | None) -> Callable[..., None]:
     """Return a function around the part in C, as Triton's launcher calls where operands come by descriptors."""
-    return lambda *given: launcher(*given, tensordesc_meta)
+    return lambda *arguments: launcher(*arguments, tensordesc_meta)
 
 
 def around_another_name(tensordesc_meta: list) -> Callable[..., None]:
-    return lambda *given: print(tensordesc_meta)
+    return lambda *arguments: print(tensordesc_meta)
 
 
 @pytest.mark.parametrize(
     "launch, panels",
     [
-        (lambda *given: None, 0),
-        (lambda *given: None, 2),
+        (lambda *arguments: None, 0),
+        (lambda *arguments: None, 2),
         (print, 2),
         (around_another_name(["A", "B"]), 2),
         (around(print, None), 2),
