@@ -85,7 +85,8 @@ def test_a_graph_may_read_and_write_parameters_and_state_around_the_step(kernel,
             momentum.mul_(0.5)
             square.mul_(0.5)
         optimizer.step()
-        seen.append((momentum + params["up.weight"]).detach() + square.sum())
+        # Not their sum: inductor adds in another order.
+        seen.append((momentum + params["up.weight"]).detach() + square.max())
 
     seen = []
     expected, seen_eagerly = trained(*made(kernel), function, steps=2), seen
