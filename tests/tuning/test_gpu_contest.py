@@ -61,6 +61,16 @@ def test_sections_compete_only_where_squares_are_left_over(kernel, gpu, rows, se
         assert counts == sections
 
 
+def test_a_launch_in_sections_that_ships_defends_its_place_as_one_launch_where_no_squares_are_left_over(
+    kernel, gpu, monkeypatch
+):
+    contests, compiled = kernel.tuning.gpu_contest, kernel.kernels.gpu.tuned.COMPILED
+    monkeypatch.setattr(contests, "symmetric_choice", lambda *_: kernel.kernels.speeds.gains.Gain(1.5, "shipped"))
+    need = kernel.kernels.speeds.measurement_file.Need("symmetric_gemm", "float16", 11 * 256, 16)
+    contest = contests.gpu_contest(kernel.tuning.contest.Task(need, CPU, 1), [compiled[2]])
+    assert contest.before == "-".join(map(str, compiled[0]))
+
+
 TOGETHER = {"symmetric_gemm": 4, "hopper_gemm": 5, "torch.bmm": 3}
 
 

@@ -224,7 +224,7 @@ def kinds_of(chain: Iterable[BatchToPack]) -> Kinds:
             b.equalization,
             eps,
             b.device,
-            float32_roundoffs() if b.iteration.chain_dtype == torch.float32 else (),  # as of all work in float32
+            float32_roundoffs() if b.iteration.chain_dtype == torch.float32 else (),  # work in float32 has one
         )
         for b, count, eps in chain
     )

@@ -22,7 +22,7 @@ from ..kernels.gpu.tuned import (
 )
 from ..kernels.products import symmetric_gemm
 from ..kernels.speeds.machine import key_of
-from ..kernels.speeds.measurements import nearest_of, shipped_entries
+from ..kernels.speeds.measurements import nearest_shipped, shipped_entries
 
 
 def product_configs(device: torch.device, dtype: torch.dtype, size: tuple[int, int]) -> list[Config]:
@@ -48,9 +48,9 @@ def small_configs(device: torch.device, dtype: torch.dtype, size: tuple[int, int
 
 def _shipped(device: torch.device, dtype: torch.dtype, kernel: str, kind: type, size: tuple[int, int]) -> list:
     """Return the shipped configurations, the one that was measured nearest to `size` first."""
-    entries = shipped_entries(key_of(device), kernel, dtype_name(dtype))
-    nearest = nearest_of([(entry["m"], entry["k"], entry) for entry in entries], *size)
-    return [config_of(entry, kind) for entry in ([nearest, *entries] if entries else [])]
+    of = key_of(device), kernel, dtype_name(dtype)
+    nearest = nearest_shipped(*of, size)
+    return [] if nearest is None else [config_of(entry, kind) for entry in (nearest, *shipped_entries(*of))]
 
 
 def _launched_first(shipped: Sequence, safe: Any, others: Iterable, fits: Callable[[Any], bool]) -> list:

@@ -95,7 +95,8 @@ def _product_ways(task: Task, configs: Optional[Sequence[AnyConfig]], ragged: tu
     """Return the ways to compute what an iteration multiplies: X Xᵀ of long matrices; b A + c A² and A B of squares."""
     device, dtype, (m, k) = task.device, getattr(torch, task.need.dtype), task.need.size
     configs = product_configs(device, dtype, (m, k)) if configs is None else configs
-    configs = [config for config in configs if config.sections == 1 or cuts(m)]  # others would be one launch again
+    if not cuts(m):  # sections are one launch then
+        configs = list(dict.fromkeys(config._replace(sections=1) for config in configs))
     long = k != m
     counts = {TORCH: _count(task, BATCHED.name)}
     counts.update((_name(config), _count(task, _kernel(config))) for config in configs)

@@ -16,8 +16,7 @@ from ..speeds.measurements import (
     exact_or_nearest,
     failed,
     measured_here,
-    nearest_of,
-    shipped_entries,
+    nearest_shipped,
 )
 from ..speeds.predictions import small_side
 from .hopper_gemm import is_built
@@ -220,8 +219,7 @@ def nearest(
     here = measured_here(key, Need(kernel, name, m, k), among)
     if here is not None and candidate_name(here.entry, kernel) not in failed(key, kernel, name):
         return here.entry
-    entries = shipped_entries(key, kernel, name)
-    return nearest_of([(entry["m"], entry["k"], entry) for entry in entries], m, k)
+    return nearest_shipped(key, kernel, name, (m, k))
 
 
 def launches_hopper_gemm(

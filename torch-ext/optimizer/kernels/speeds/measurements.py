@@ -205,6 +205,11 @@ def shipped_entries(key: Optional[Key], kernel: str, dtype: str) -> list[dict]:
     return [entry for entry in entries if candidate_name(entry, kernel) not in wrong] if wrong else entries
 
 
+def nearest_shipped(key: Optional[Key], kernel: str, dtype: str, size: tuple[int, int]) -> Optional[dict]:
+    """Return the shipped entry of a kernel and dtype whose size is nearest to `size`, (m, k); None without entries."""
+    return nearest_of([(entry["m"], entry["k"], entry) for entry in shipped_entries(key, kernel, dtype)], *size)
+
+
 Sized = Sequence[tuple[int, int, Any]]  # values with the sizes m and k that they are of
 
 
