@@ -16,7 +16,12 @@ pytestmark = [
     pytest.mark.skipif(find_nvcc() is None, reason="the variant for CUDA needs nvcc"),
 ]
 
-TEST = "tests/muon/test_replayed_steps.py::test_a_graph_that_is_not_kept_takes_nothing_from_the_next"
+# The first graph is discarded on purpose. The second is kept only if its launches, none of which is the first of its
+# kind in the process, compute what eager ones do.
+TESTS = [
+    "tests/muon/test_replayed_steps.py::test_a_graph_that_is_not_kept_takes_nothing_from_the_next",
+    "tests/muon/test_replayed_steps.py::test_replayed_steps_have_the_bits_of_eager_ones[cuda-torch.float32-{}]",
+]
 BESIDE_A_CAPTURE = """
 import pytest, torch
 
@@ -53,8 +58,8 @@ def run(repository: Path, *arguments: str) -> subprocess.CompletedProcess:
 
 
 def test_a_step_of_replayed_graphs_passes(repository):
-    result = run(repository, TEST)
-    assert result.returncode == 0 and "1 passed" in result.stdout, result.stdout + result.stderr
+    result = run(repository, *TESTS)
+    assert result.returncode == 0 and "2 passed" in result.stdout, result.stdout + result.stderr
 
 
 def test_captures_replays_and_new_memory_are_those_of_a_gpu(repository, request):

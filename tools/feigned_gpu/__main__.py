@@ -32,9 +32,11 @@ NEEDED = ["filelock", "typing_extensions", "sympy", "networkx", "jinja2", "fsspe
 BEYOND = [
     "tests/kernels/test_tiles.py",
     "tests/kernels/test_sanitizer.py",
+    "tests/kernels/test_small_polar_batches.py::test_the_longest_matrices_have_their_scratch_behind_each_other",
     "tests/kernels/test_small_polar_laws.py::test_each_matrix_has_a_part_of_the_scratch_to_itself",
     "tests/muon/test_device.py::test_a_compiled_orthogonalization_errs_at_most_twice_as_much",
     "tests/math/test_accuracy.py::test_error_is_at_most_twice_that_of_torchs_products",
+    "tests/math/test_accuracy.py::test_error_is_within_the_bound_of_its_roundings[polar_express-float16-standard-cuda]",
     "tests/muon/test_broken_off.py::test_what_is_found_out_before_anything_moves_leaves_no_mark",
 ]
 FOLDERS = ["tests/kernels", "tests/math", "tests/muon", "tests/rules", "tests/tuning"]

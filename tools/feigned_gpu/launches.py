@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import Any, Callable
 
 import torch
 import triton
@@ -15,6 +15,7 @@ from .operations import do, on_host
 
 def feign_launches(kernel: ModuleType, driver: str) -> None:
     """Let launches of the package's kernels compute on the CPU; the feigned driver is in the folder `driver`."""
+    _feign_later_launches(kernel, kernel.kernels.gpu.launch_cache)
     if hasattr(CudaLauncher, "computation"):  # of another variant in this process
         return
     triton.knobs.nvidia.libcuda_path, CudaLauncher.computation = driver, None
@@ -33,6 +34,22 @@ def feign_launches(kernel: ModuleType, driver: str) -> None:
         do(lambda: self.computation(kernel, *operands))
 
     CudaLauncher.__init__, CudaLauncher.__call__ = initialize_with_name, launch_and_compute
+
+
+def _feign_later_launches(kernel: ModuleType, launch_cache: ModuleType) -> None:
+    """Let later launches compute, too: they call the part of Triton's launcher in C, which does nothing here."""
+    prepare = launch_cache.prepare
+
+    def prepare_and_compute(A: Tensor, B: Tensor, arranged: Any, compiled: Any) -> Callable[..., None]:
+        begin, rest = prepare(A, B, arranged, compiled), (*arranged.sizes, *arranged.constants)
+
+        def start(*operands: Any) -> None:
+            begin(*operands)
+            do(lambda: _symmetric(kernel, *operands, *rest))
+
+        return start
+
+    launch_cache.prepare = prepare_and_compute
 
 
 def hopper_gemm(C: Tensor, A: Tensor, B: Tensor, D: Tensor, alpha, beta, diagonal, sections=1) -> None:
