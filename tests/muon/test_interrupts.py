@@ -124,3 +124,21 @@ def test_a_step_in_another_thread_leaves_signals_alone(kernel, device):
     with ThreadPoolExecutor(1) as pool:
         pool.submit(optimizer.step).result()
     assert not any(map(torch.equal, params, before))
+
+
+def test_ctrl_c_in_add_param_group_adds_nothing(kernel, device, monkeypatch):
+    """Else half of the group would stay, and a second try would find its parameters there already."""
+    optimizer, params = optimizer_of(kernel, device)
+    more = [
+        (name, torch.nn.Parameter(torch.ones(*shape, device=device))) for name, shape in (("w", (8, 8)), ("b", (8,)))
+    ]
+    before = [list(group["params"]) for group in optimizer.param_groups]
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(optimizer, "_refresh", lambda: signal.raise_signal(signal.SIGINT))
+        optimizer.add_param_group({"params": more})
+    assert all(a is b for group, old in zip(optimizer.param_groups, before) for a, b in zip(group["params"], old))
+    assert len(optimizer.param_groups) == len(before)
+    optimizer.add_param_group({"params": more})
+    set_gradients([*params, *dict(more).values()], 1)
+    optimizer.step()
+    assert not any(bool((p == 1).all()) for _, p in more)

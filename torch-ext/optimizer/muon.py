@@ -505,7 +505,7 @@ class Muon(Optimizer):
                 lines += same_names(self.param_groups, added) + idle_keys(added, self.defaults["expert_keys"])
                 for line in lines + plain_parts(added) + fast_decay(added):
                     warn_user(line)  # raises if the user turns warnings into errors
-        except Exception:
+        except BaseException:  # Ctrl-C, too: half of a group would be left, which nobody could add again
             del self.param_groups[before:]
             self._plan_cache.forget()
             raise
