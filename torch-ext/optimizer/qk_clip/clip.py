@@ -62,7 +62,7 @@ class QKClip:
             self.settings = self.settings._replace(layers=without_positions(self.settings.layers, names))
 
     def follow(self, names: Sequence[str], parameters: Sequence[Tensor], replica_ranks: Optional[Ranks] = None) -> None:
-        """Find the attentions of these parameters. If the heads are the same as before, observed logits are kept.
+        """Find the attentions of these parameters. Observed logits of those that were there before are kept.
 
         `replica_ranks` each have a copy of every plain parameter. Logits that any rank has observed count. Raises
         ValueError if there are no attentions, if they are on several groups of ranks, or if two parameters have the
@@ -93,12 +93,11 @@ class QKClip:
         self._is_here = self._ranks is None or this_rank() in self._ranks
         self.devices = {weight.device for weight in weights.values()}
         device, seen = next(iter(weights.values())).device, self._largest
-        is_known = seen is not None and layers == self._attentions
-        if not is_known or seen.device != device:
-            self._attentions = layers
+        if seen is None or layers != self._attentions or seen.device != device:
+            before, self._attentions = self._attentions, layers
             self._allocate(device)
-            if is_known and not seen.is_meta:  # the model was moved after the forward pass
-                self._largest.copy_(seen)
+            if seen is not None and not seen.is_meta:  # the model was moved after the forward pass
+                self._keep_logits(before, seen)
 
     def check_rows(self, transposed: Collection[str]) -> None:
         """Raise ValueError if one of the weights is `transposed`, because then its heads are columns."""
@@ -197,6 +196,14 @@ class QKClip:
                 "nothing is clipped: call optimizer.observe_qk_logits(layer, logits) in the forward pass, or leave "
                 "qk_clip out"
             )
+
+    def _keep_logits(self, before: Sequence[Attention], seen: Tensor) -> None:
+        """Copy the logits `seen` of the attentions `before` to where those of the same names now have theirs."""
+        known = {a.keys[0]: a for a in before}  # another key, the last number in the name, may change hands
+        for a in self._attentions:
+            old = known.get(a.keys[0])
+            if old is not None and old.heads == a.heads:
+                self._largest[a.first : a.first + a.heads].copy_(seen[old.first : old.first + old.heads])
 
     def _allocate(self, device: torch.device) -> None:
         """Make the tensors that a step needs for `self._attentions` on `device`, with nothing observed."""
