@@ -16,8 +16,8 @@ pytestmark = [
     pytest.mark.skipif(find_nvcc() is None, reason="the variant for CUDA needs nvcc"),
 ]
 
-# The first graph is discarded on purpose. The second is kept only if its launches, none of which is the first of its
-# kind in the process, compute what eager ones do.
+# The first test discards its graph on purpose. In the second one graphs are kept only if all launches of a kernel
+# compute, not just the first one in the process, which goes another way.
 TESTS = [
     "tests/muon/test_replayed_steps.py::test_a_graph_that_is_not_kept_takes_nothing_from_the_next",
     "tests/muon/test_replayed_steps.py::test_replayed_steps_have_the_bits_of_eager_ones[cuda-torch.float32-{}]",

@@ -15,7 +15,7 @@ from .operations import do, on_host
 
 def feign_launches(kernel: ModuleType, driver: str) -> None:
     """Let launches of the package's kernels compute on the CPU; the feigned driver is in the folder `driver`."""
-    _feign_later_launches(kernel, kernel.kernels.gpu.launch_cache)
+    _feign_later_launches(kernel)
     if hasattr(CudaLauncher, "computation"):  # of another variant in this process
         return
     triton.knobs.nvidia.libcuda_path, CudaLauncher.computation = driver, None
@@ -36,8 +36,9 @@ def feign_launches(kernel: ModuleType, driver: str) -> None:
     CudaLauncher.__init__, CudaLauncher.__call__ = initialize_with_name, launch_and_compute
 
 
-def _feign_later_launches(kernel: ModuleType, launch_cache: ModuleType) -> None:
-    """Let later launches compute, too: they call the part of Triton's launcher in C, which does nothing here."""
+def _feign_later_launches(kernel: ModuleType) -> None:
+    """Let the symmetric product's later launches compute, too: they call no launcher, but its part in C."""
+    launch_cache = kernel.kernels.gpu.launch_cache
     prepare = launch_cache.prepare
 
     def prepare_and_compute(A: Tensor, B: Tensor, arranged: Any, compiled: Any) -> Callable[..., None]:

@@ -96,7 +96,7 @@ class QKClip:
         if seen is None or layers != self._attentions or seen.device != device:
             before, self._attentions = self._attentions, layers
             self._allocate(device)
-            if seen is not None and not seen.is_meta:  # the model was moved after the forward pass
+            if seen is not None and not seen.is_meta:  # on meta nothing was observed
                 self._keep_logits(before, seen)
 
     def check_rows(self, transposed: Collection[str]) -> None:
