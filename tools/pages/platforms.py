@@ -82,7 +82,8 @@ INTRODUCTION = """\
 `get_kernel` takes the variant of the package that fits the machine, its Python and its torch. It goes by what torch is
 built for, not by whether there is a GPU; on macOS by whether MPS is available. A **compiled** variant has kernels in
 machine code. A **portable** variant (*noarch* to the Hub) does the same in torch's own operations, slower. It is taken
-where no compiled one fits. Its products are torch's, and its passes before and after the orthogonalization took {cost}.
+where no compiled one fits. On CPUs torch multiplies there; on NVIDIA's GPUs the kernels in Triton compete with torch's
+products, as beside compiled ones. The passes before and after the orthogonalization took {cost}.
 `print(optimizer.build_info().variant)` says which one was loaded.
 
 `python -m tools.pages.platforms` makes this page. It asks the loader, kernels {version}, for each platform with each
