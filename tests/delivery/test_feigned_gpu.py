@@ -57,8 +57,9 @@ def run(repository: Path, *arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=repository, text=True, capture_output=True)
 
 
-def test_a_step_of_replayed_graphs_passes(repository):
-    result = run(repository, *TESTS)
+@pytest.mark.parametrize("variant", [(), ("--portable",)], ids=["compiled", "portable"])
+def test_a_step_of_replayed_graphs_passes(repository, variant):
+    result = run(repository, *variant, *TESTS)
     assert result.returncode == 0 and "2 passed" in result.stdout, result.stdout + result.stderr
 
 

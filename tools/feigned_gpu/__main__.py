@@ -1,9 +1,10 @@
 """Runs tests for GPUs on a feigned one.
 
-    python -m tools.feigned_gpu [arguments of pytest]
+    python -m tools.feigned_gpu [--portable] [arguments of pytest]
 
 The first run installs torch for CUDA into `out/feigned_gpu`, 530 MB from the registry, and builds the package's variant
-for CUDA. It needs Linux on x86-64 and nvcc.
+for CUDA. With `--portable` the tests get the one without a compiled library, which serves CUDA 12. It needs Linux on
+x86-64 and nvcc.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from tools.build.commands import BuildError, run
 from tools.build.compilers import find_cuda
-from tools.build.variants import build_variants
+from tools.build.variants import NOARCH, build_variants
 from tools.lab.variant import overlay
 
 from . import libraries
@@ -60,7 +61,13 @@ def environment() -> Path:
     return python
 
 
-def variant() -> Path:
+def portable_variants() -> Path:
+    """Return the folder with the variants without a compiled library."""
+    build_variants(ROOT, [NOARCH], OUT / "portable")
+    return OUT / "portable"
+
+
+def compiled_variant() -> Path:
     """Return the folder with the variant for CUDA, which is compiled anew only if its sources in C++ have changed."""
     build = OUT / "build"
     folders = [ROOT / "torch-ext", *ROOT.glob("optimizer_*")]
@@ -73,7 +80,7 @@ def variant() -> Path:
     return build
 
 
-def prepared() -> tuple[Path, dict[str, str]]:
+def prepared(portable: bool) -> tuple[Path, dict[str, str]]:
     """Return the Python of the feigned GPU and its variables; `BuildError` says what this machine lacks."""
     headers = find_cuda().home / "include"  # first: without nvcc nothing has to be installed
     python = environment()
@@ -86,18 +93,22 @@ def prepared() -> tuple[Path, dict[str, str]]:
         "LD_LIBRARY_PATH": OUT / "libraries",
         "FEIGNED_GPU_LIBRARIES": OUT / "libraries",
         "PYTHONPATH": f"{site.parent}:{ROOT}",
-        "LOCAL_KERNELS": f"org/optimizer={variant()}",
+        "LOCAL_KERNELS": f"org/optimizer={portable_variants() if portable else compiled_variant()}",
     }
     return python, {name: str(value) for name, value in variables.items()}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tools.feigned_gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tools.feigned_gpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    _, arguments = parser.parse_known_args()  # all but --help is for pytest
+    parser.add_argument("--portable", action="store_true", help="test the variant without a compiled library")
+    options, arguments = parser.parse_known_args()  # the rest is for pytest
     try:
-        python, variables = prepared()
+        python, variables = prepared(options.portable)
     except BuildError as error:
         print(f"tools.feigned_gpu: {error}", file=sys.stderr)
         return 1

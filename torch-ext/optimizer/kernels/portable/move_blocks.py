@@ -9,8 +9,8 @@ Each row has the fields of `plan.blocks.Block` in their order: count, position, 
 row_step.
 
 - Bits are copied, so a NaN keeps its payload. Elements that no block covers keep their bits; empty blocks do nothing.
-- No number is negative. Blocks lie within the matrices, and those that are not empty within the buffer. All of them
-  together have fewer than 2^31 tiles of up to 4096 elements.
+- No number is negative. Blocks lie within the matrices, and those that are not empty within the buffer. For a
+  compiled op all of them together have fewer than 2^31 tiles of up to 4096 elements.
 - Blocks that write one element twice are not detected: it gets one of the values, not always the same.
 - On a GPU a launch takes 640 blocks by value, so no table is copied to the device or kept there.
 """
