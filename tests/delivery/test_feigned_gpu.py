@@ -22,6 +22,8 @@ TESTS = [
     "tests/muon/test_replayed_steps.py::test_a_graph_that_is_not_kept_takes_nothing_from_the_next",
     "tests/muon/test_replayed_steps.py::test_replayed_steps_have_the_bits_of_eager_ones[cuda-torch.float32-{}]",
 ]
+# FSDP2 gathers and scatters on the GPUs of four ranks; each ends with the bits of one process.
+TESTS_OF_RANKS = ["tests/ranks/test_fsdp2.py::test_fsdp2_backward_passes_end_as_in_one_process[fsdp-nccl]"]
 BESIDE_A_CAPTURE = """
 import pytest, torch
 
@@ -53,7 +55,7 @@ def test_what_nobody_wrote_is_no_number(kernel):
 
 
 def run(repository: Path, *arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "tools.feigned_gpu", "-m", "gpu", *arguments]
+    command = [sys.executable, "-m", "tools.feigned_gpu", "-m", "gpu or multi_gpu", *arguments]
     return subprocess.run(command, cwd=repository, text=True, capture_output=True)
 
 
@@ -61,6 +63,11 @@ def run(repository: Path, *arguments: str) -> subprocess.CompletedProcess:
 def test_a_step_of_replayed_graphs_passes(repository, variant):
     result = run(repository, *variant, *TESTS)
     assert result.returncode == 0 and "2 passed" in result.stdout, result.stdout + result.stderr
+
+
+def test_ranks_with_a_gpu_each_pass(repository):
+    result = run(repository, *TESTS_OF_RANKS)
+    assert result.returncode == 0 and "1 passed" in result.stdout, result.stdout + result.stderr
 
 
 def test_captures_replays_and_new_memory_are_those_of_a_gpu(repository, request):

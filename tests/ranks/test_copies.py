@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.backends import on_every_backend
+from tests.support.backends import on_every_backend, read_last_step
 from tests.support.rank_pool import device_of_ranks
 from tests.support.refusals import error_of
 from tests.support.sharded_models import LAYOUTS, Case, Layout, Spec, muon, part_of
@@ -206,6 +206,11 @@ def test_changes_that_keep_the_sum_are_found(pools):
         assert all("up.weight differs between ranks [1] and [3]" in error for error in errors)
 
 
+def error_of_step(optimizer) -> str | None:
+    """Return what a step says, or on a GPU the reading of its result."""
+    return error_of(lambda: (optimizer.step(), read_last_step(optimizer)))
+
+
 def errors_after(kernel, case: Case, key: str, value, repaired: bool):
     """Let one rank have another setting for one step; return what the step after that and a comparison say.
 
@@ -217,10 +222,10 @@ def errors_after(kernel, case: Case, key: str, value, repaired: bool):
     group = optimizer.param_groups[0]
     usual, errors = group[key], []
     group[key] = value if dist.get_rank() == 3 else usual
-    errors.append(error_of(optimizer.step))
+    errors.append(error_of_step(optimizer))
     group[key] = usual
     group["rounding_step"] = 1 if repaired else group["rounding_step"]
-    return [*errors, error_of(optimizer.step), error_of(optimizer.check_copies)]
+    return [*errors, error_of_step(optimizer), error_of(optimizer.check_copies)]
 
 
 @pytest.mark.parametrize("repaired", [False, True])
@@ -234,6 +239,8 @@ def test_after_a_disagreement_about_random_rounding_ranks_need_one_count(pools, 
 
 def test_after_a_disagreement_about_8_bit_momentum_copies_are_equal(pools):
     """The conversion on the odd rank is undone."""
+    if pools.device != "cpu":
+        pytest.skip("nobody waits for a GPU before the messages of unlike plans: a timeout ends the step")
     case = Case(specs_on(LAYOUTS["hsdp"])[:1])
     for first, *later in pools(4).run(errors_after, case, "momentum_dtype", "int8", True):
         assert "int8" in first and later == [None, None]

@@ -56,6 +56,7 @@ def train_scaled(kernel, case: Case, spoiled: tuple[int, ...]):
         scaler.update()
         state = [wholes(optimizer.state[p]) for p in params]
         history.append(([whole(p) for p in params], state, scaler.get_scale()))
+    read_last_step(optimizer)
     return history
 
 

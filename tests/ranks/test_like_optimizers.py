@@ -99,9 +99,11 @@ def unlike_in_turn(kernel):
     return None
 
 
-@on_every_backend()
+@pytest.mark.parametrize("pools", ["gloo"], indirect=True)
 def test_optimizers_of_unlike_parameters_are_told_apart(pools):
-    """Whatever they have to say, the ranks' messages have one length."""
+    """Whatever they have to say, the ranks' messages have one length. A GPU may end in a timeout: nobody waits for it
+    before the messages that follow, whose lengths differ.
+    """
     for error in pools(4).run(unlike_in_turn):
         assert "rank 0 was in step 2" in error and "rank 3 in step 2" in error
 
@@ -122,8 +124,10 @@ def swapped_copy(kernel, case: Case):
     twins = [p for group in twin.param_groups for p in group["params"]]
     set_gradients(case, params, 2)
     set_gradients(case, twins, 3)
+    first = twin if dist.get_rank() == 3 else optimizer
     with pytest.raises(RuntimeError) as caught:
-        (twin if dist.get_rank() == 3 else optimizer).step()
+        first.step()
+        read_last_step(first)
     optimizer.step()
     twin.step()
     return str(caught.value)

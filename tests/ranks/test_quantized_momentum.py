@@ -106,21 +106,21 @@ def always(name: str, p: torch.Tensor) -> bool:
     return True
 
 
-def network(case: Case) -> nn.Module:
+def network(case: Case, device: str) -> nn.Module:
     """Return a module whose parameters, of the case's layouts, are called `weights.a` and so on."""
-    values = (here(whole_parameter(case, i), spec.layout) for i, spec in enumerate(case.specs))
+    values = (here(whole_parameter(case, i).to(device), spec.layout) for i, spec in enumerate(case.specs))
     return nn.ModuleDict({"weights": nn.ParameterDict(dict(zip(SHAPES, map(nn.Parameter, values))))})
 
 
 def here(value: torch.Tensor, layout: Layout | None) -> torch.Tensor:
-    """Return this rank's part, or the whole for one process on a CPU."""
+    """Return this rank's part, or the whole for one process."""
     return value if layout is None else sharded(value, layout).data
 
 
 def take_steps(model: nn.Module, optimizer, case: Case, steps) -> None:
     for step in steps:
         for i, p in enumerate(model.parameters()):
-            p.grad = here(whole_gradient(case, step, i), case.specs[i].layout)
+            p.grad = here(whole_gradient(case, step, i).to(p.device), case.specs[i].layout)
         optimizer.step()
     optimizer.zero_grad()
 
@@ -129,15 +129,15 @@ def wholes_of(model: nn.Module, optimizer) -> list[dict[str, torch.Tensor]]:
     return [wholes({"parameter": p, **optimizer.state[p]}) for p in model.parameters()]
 
 
-def save(kernel, case: Case, folder: str) -> None:
-    model = network(case)
+def save(kernel, case: Case, device: str, folder: str) -> None:
+    model = network(case, device)
     optimizer = kernel.Muon(model.named_parameters(), is_muon=always, **case.settings)
     take_steps(model, optimizer, case, range(1, 4))
     dcp.save({"model": model.state_dict(), "optim": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=folder)
 
 
-def resume(kernel, case: Case, folder: str):
-    model = network(case._replace(seed=7))
+def resume(kernel, case: Case, device: str, folder: str):
+    model = network(case._replace(seed=7), device)
     optimizer = kernel.Muon(model.named_parameters(), is_muon=always, **case.settings)
     state = {"model": model.state_dict(), "optim": get_optimizer_state_dict(model, optimizer)}
     dcp.load(state, checkpoint_id=folder)
@@ -154,14 +154,14 @@ def test_a_checkpoint_of_any_layout_continues_on_any_other(kernel, pools, tmp_pa
     def run(job, name):
         case = Case(specs_on(LAYOUTS.get(name)), {"momentum_dtype": "int8", "lr": 0.02})
         if name is not None:
-            return pools(4).run(job, case, str(tmp_path))
+            return pools(4).run(job, case, pools.device, str(tmp_path))
         with one_thread(), one_by_one(kernel):
-            return [job(kernel, case, str(tmp_path))]
+            return [job(kernel, case, pools.device, str(tmp_path))]
 
     run(save, before)
     with one_thread(), one_by_one(kernel):
         case = Case(specs_on(None), {"momentum_dtype": "int8", "lr": 0.02})
-        model = network(case)
+        model = network(case, pools.device)
         optimizer = kernel.Muon(model.named_parameters(), is_muon=always, **case.settings)
         take_steps(model, optimizer, case, range(1, 7))
     for result in run(resume, after):
@@ -190,9 +190,9 @@ def test_a_flipped_bit_of_codes_or_scales_is_named(pools, key):
         assert f"{key} of layers.a.up.weight differs between ranks [1] and [3]" in error
 
 
-def converted(kernel, case: Case):
+def converted(kernel, case: Case, device: str):
     """Return wholes after a step with float momentum, its conversion into 8 bits, and one more step."""
-    model = network(case)
+    model = network(case, device)
     optimizer = kernel.Muon(model.named_parameters(), is_muon=always, lr=0.02)
     take_steps(model, optimizer, case, [1])
     optimizer.param_groups[0]["momentum_dtype"] = "int8"
@@ -203,15 +203,15 @@ def converted(kernel, case: Case):
 @pytest.mark.parametrize("layout", ["rows", "columns", "hsdp", "strided rows"])
 def test_momentum_on_shards_is_converted_as_in_one_process(kernel, pools, layout):
     with one_thread(), one_by_one(kernel):
-        alone = converted(kernel, Case(specs_on(None)))
-    for result in pools(4).run(converted, Case(specs_on(LAYOUTS[layout]))):
+        alone = converted(kernel, Case(specs_on(None)), pools.device)
+    for result in pools(4).run(converted, Case(specs_on(LAYOUTS[layout])), pools.device):
         for one, other in zip(result, alone):
             assert one.keys() == other.keys() and all(bits_equal(one[key], other[key]) for key in one)
 
 
-def trained_network(kernel, name: str) -> dict[str, torch.Tensor]:
+def trained_network(kernel, name: str, device: str) -> dict[str, torch.Tensor]:
     """Return whole parameters of a network after four steps."""
-    network = network_on(name, device_of_ranks() if dist.is_initialized() else "cpu")
+    network = network_on(name, device)
     optimizer = kernel.Muon(network.named_parameters(), lr=0.02, momentum_dtype="int8")
     for step in range(4):
         set_gradients(network, step)
@@ -222,8 +222,8 @@ def trained_network(kernel, name: str) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name, ranks", [("fsdp", 4), ("fsdp on two ranks", 2), ("hsdp", 4)])
 def test_networks_under_fsdp2_end_as_in_one_process(kernel, pools, name, ranks):
     with one_thread(), one_by_one(kernel):
-        alone = trained_network(kernel, "one process")
-    for result in pools(ranks).run(trained_network, name):
+        alone = trained_network(kernel, "one process", pools.device)
+    for result in pools(ranks).run(trained_network, name, pools.device):
         assert_same_network(result, alone)
 
 

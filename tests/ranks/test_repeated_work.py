@@ -52,4 +52,4 @@ def test_work_that_gets_shorter_is_shared(pools, name):
 def test_bits_are_those_of_one_process(kernel, pools, name):
     case = Case(({**REPEATED, **SHARED}[name],), KEYS, steps=2)
     results = put_together(pools(4).run(train, case))
-    assert_same(case, results[0], train_alone(kernel, case, results[0].holders))
+    assert_same(case, results[0], train_alone(kernel, case, results[0].holders, pools.device))

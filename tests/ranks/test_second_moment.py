@@ -239,10 +239,10 @@ def step_after_meta(kernel, by):
 
 
 def test_an_optimizer_may_be_made_before_its_parameters_have_memory(kernel, pools, by):
-    layer = torch.nn.Linear(12, 9, bias=False)
+    layer = torch.nn.Linear(12, 9, bias=False, device=pools.device)
     torch.nn.init.ones_(layer.weight)
     layer.weight.grad = torch.ones_like(layer.weight)
     with one_thread(), one_by_one(kernel):
         kernel.Muon(layer.named_parameters(), second_moment=by).step()
     for result in pools(3).run(step_after_meta, by):
-        assert torch.equal(result, layer.weight.detach())
+        assert torch.equal(result, layer.weight.detach().cpu())

@@ -181,11 +181,12 @@ def test_what_ranks_have_agreed_about_is_not_undone_later(pools):
         assert removed is None and "'ns_steps': 4" in disputed and not is_back
 
 
-@on_every_backend()
+@pytest.mark.parametrize("pools", ["gloo"], indirect=True)
 @pytest.mark.filterwarnings("ignore:Muon has no matrix")
 @pytest.mark.parametrize("placements", PLACEMENTS.values(), ids=PLACEMENTS)
 @pytest.mark.parametrize("name", CASES)
 def test_a_change_on_one_rank_alone_leaves_no_trace(pools, name, placements):
+    """A GPU may end in a timeout: nobody waits for it before the messages of unlike plans."""
     for error, is_same, later in pools(2).run(changed_on_one_rank, placements, name):
         assert "ranks disagree about what they update" in error
         assert is_same and later == [None, None]

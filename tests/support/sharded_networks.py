@@ -75,4 +75,4 @@ def assert_same_network(one: dict[str, Tensor], other: dict[str, Tensor]) -> Non
     """All parameters have the same bits."""
     assert one.keys() == other.keys()
     wrong = [name for name, value in one.items() if not bits_equal(value, other[name])]
-    assert not wrong
+    assert not wrong, wrong

@@ -1,4 +1,4 @@
-"""A GPU that is none: torch for CUDA over a runtime whose device memory is the host's.
+"""GPUs that are none: torch for CUDA over a runtime whose device memory is the host's.
 
     tests ─► package, torch for CUDA, Triton's launcher: as on a GPU
                   │

@@ -40,9 +40,17 @@ BEYOND = [
     "tests/math/test_accuracy.py::test_error_is_within_the_bound_of_its_roundings[polar_express-float16-standard-cuda]",
     "tests/muon/test_broken_off.py::test_what_is_found_out_before_anything_moves_leaves_no_mark",
 ]
-FOLDERS = ["tests/kernels", "tests/math", "tests/muon", "tests/rules", "tests/tuning"]
+FOLDERS = ["tests/kernels", "tests/math", "tests/muon", "tests/ranks", "tests/rules", "tests/tuning"]
+# As many as the ranks of any test: each has a GPU of its own.
+GPUS = 8
 BESIDE_EACH_OTHER = ["--numprocesses", "auto", "--maxprocesses", "4", "--dist", "loadfile"]
-DEFAULT = ["-m", "gpu and not slow", *FOLDERS, *BESIDE_EACH_OTHER, *(f"--deselect={test}" for test in BEYOND)]
+DEFAULT = [
+    "-m",
+    "(gpu or multi_gpu) and not slow",
+    *FOLDERS,
+    *BESIDE_EACH_OTHER,
+    *(f"--deselect={test}" for test in BEYOND),
+]
 
 
 def environment() -> Path:
@@ -90,6 +98,7 @@ def prepared(portable: bool) -> tuple[Path, dict[str, str]]:
     site.parent.mkdir(exist_ok=True)
     site.write_text("import tools.feigned_gpu.plugin\n")
     variables = {
+        "FEIGNED_GPUS": GPUS,
         "LD_LIBRARY_PATH": OUT / "libraries",
         "FEIGNED_GPU_LIBRARIES": OUT / "libraries",
         "PYTHONPATH": f"{site.parent}:{ROOT}",

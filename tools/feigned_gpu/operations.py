@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import defaultdict
+from itertools import chain
 from typing import Any, Callable, Iterable
 
 import torch
@@ -21,6 +22,9 @@ ON_THE_HOST = {
 }  # fmt: skip
 # Operations that read a value on the host, which a capture forbids.
 READING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal"}
+# What an element gets from torch's fused AdamW on CPUs depends on its place: the last ones, which fill no vector of so
+# many elements, are rounded differently. On a GPU it does not.
+VECTOR = 32
 OFFSET = 4  # by which a generator moves on with each operation; it takes multiples of this
 CUDA_KERNELS = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 # Namespaces of messages between GPUs, which no operation for CPUs stands for.
@@ -139,10 +143,26 @@ def _computed(operation: Callable, args: tuple, kwargs: dict) -> Any:
     """Return what an operation gives for these arguments in host memory."""
     schema = getattr(operation, "_schema", None)
     args, kwargs = tree_map(_moved, (list(args), kwargs))
+    operation = BY_ELEMENT.get(operation, operation)
     if schema is not None:  # numbers come for tensors without a dimension, whose dtype does not count
         args = [_as_tensor(x) if str(s.type) == "Tensor" else x for x, s in zip(args, schema.arguments)]
     with torch.no_grad():
         return operation(*args, **kwargs)
+
+
+def _adamw_by_element_(params, grads, averages, squares, maxima, steps, **options) -> None:
+    """Update parameters, gradients and averages in place, in copies that are whole vectors."""
+    lists = params, grads, averages, squares
+    vectors = [[torch.nn.functional.pad(x.reshape(-1), (0, -x.numel() % VECTOR)) for x in each] for each in lists]
+    torch.ops.aten._fused_adamw_(*vectors, maxima, steps, **options)
+    for x, vector in zip(chain.from_iterable(lists), chain.from_iterable(vectors)):
+        x.copy_(vector[: x.numel()].view(x.shape))
+
+
+BY_ELEMENT = {
+    torch.ops.aten._fused_adamw_.default: _adamw_by_element_,
+    torch.ops.aten._fused_adamw_.tensor_lr: _adamw_by_element_,
+}
 
 
 def _as_tensor(x: Any) -> Any:
@@ -162,12 +182,13 @@ def _moved(x: Any) -> Any:
 
 def _write(operation: Callable, args: tuple, kwargs: dict, outs: list[str]) -> None:
     """Compute into new tensors, and copy them into those that are given as `outs`, which may have to grow first."""
-    new = {out: torch.empty(0, dtype=kwargs[out].dtype, device="cpu") for out in outs}
+    old = {out: kwargs[out] for out in outs}
+    new = tree_map(lambda x: torch.empty(0, dtype=x.dtype, device="cpu"), old)
     _computed(operation, args, {**kwargs, **new})
-    for out, result in new.items():
-        if kwargs[out].shape != result.shape:
-            kwargs[out].resize_(result.shape)
-        on_host(kwargs[out]).copy_(result)
+    for out, result in zip(tree_leaves(old), tree_leaves(new)):
+        if out.shape != result.shape:
+            out.resize_(result.shape)
+        on_host(out).copy_(result)
 
 
 def _new(operation: Callable, args: tuple, kwargs: dict) -> Any:
