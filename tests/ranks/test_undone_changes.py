@@ -53,11 +53,13 @@ def same_contents(one: dict, other: dict) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-def changed_on_one_rank(kernel, placements, name: str):
+def changed_on_one_rank(kernel, placements, name: str, loads: bool):
     """Return the error of the step, whether the state is as before it, and the errors of later actions."""
     settings, dtype, change, back = CASES[name]
     optimizer, named = made(kernel, placements, settings, dtype)
     assert step(optimizer, named) is None
+    if loads:
+        optimizer.load_state_dict(optimizer.state_dict())
     before = contents(optimizer, named)
     if dist.get_rank() == 0:
         change(optimizer, named)
@@ -184,9 +186,10 @@ def test_what_ranks_have_agreed_about_is_not_undone_later(pools):
 @pytest.mark.parametrize("pools", ["gloo"], indirect=True)
 @pytest.mark.filterwarnings("ignore:Muon has no matrix")
 @pytest.mark.parametrize("placements", PLACEMENTS.values(), ids=PLACEMENTS)
+@pytest.mark.parametrize("loads", [False, True], ids=["in mid-run", "after a load"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_change_on_one_rank_alone_leaves_no_trace(pools, name, placements):
+def test_a_change_on_one_rank_alone_leaves_no_trace(pools, name, placements, loads):
     """A GPU may end in a timeout: nobody waits for it before the messages of unlike plans."""
-    for error, is_same, later in pools(2).run(changed_on_one_rank, placements, name):
+    for error, is_same, later in pools(2).run(changed_on_one_rank, placements, name, loads):
         assert "ranks disagree about what they update" in error
         assert is_same and later == [None, None]

@@ -135,6 +135,7 @@ class PlanCache:
         self.forget()
         named = [(group, *pair) for group in groups for pair in named_parameters(group)]
         self._state_changes.bring_back_([p for *_, p in named], state)
+        is_new = self._known_state is None and not any(state.values())
         with self._state_changes.recorded(state):
             bring_states_(groups, state, self._state_changes.away, self._replica_ranks, moving)
             self.plan = make_plan(groups, state, self._exchange, self._replica_ranks, self._common_line())
@@ -142,8 +143,8 @@ class PlanCache:
             if self._clip is not None:
                 self._clip.follow([name for _, name, _ in named], [p for _, _, p in named], self._replica_ranks)
                 self._clip.check_rows({name for group, name, _ in named if group["transposed"]})
-        # The first plan has the state of an optimizer that was made or loaded just now: nothing to come back to.
-        if self._known_state is None or not self.plan.terms:
+        # The first plan of a new optimizer makes its state: nothing to come back to. A loaded state may be converted.
+        if is_new or not self.plan.terms:
             self._state_changes.forget()
 
     def _bring_reasons_(self, reasons: dict[Tensor, str], before: Optional[Premises]) -> None:
