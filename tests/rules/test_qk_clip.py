@@ -232,6 +232,19 @@ def test_nothing_is_read_on_the_host(clip):
         assert [tuple(scale.shape) for scale in layer.take_scales().values()] == [(16,), (8,)]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_rows_that_are_not_scaled_keep_their_bits(kernel, dtype):
+    """Those of NaNs, too, of two kinds in the last row: in a skipped step copies stay as they are, and thus equal."""
+    bits = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
+    p = torch.full((3, 67), -1, dtype=bits).view(dtype)
+    p[:2], p[2, :32] = 1.5, torch.nan
+    before, scales = p.clone(), torch.tensor([1.0, 0.5, 0.5])
+    kernel.rules.descent.scale_rows_(p, scales, None, [None, torch.ones(1)])
+    assert torch.equal(p.view(bits), before.view(bits))
+    kernel.rules.descent.scale_rows_(p, torch.tensor([1.0, 0.5, 1.0]), None, [torch.zeros(1)])
+    assert torch.equal(p[[0, 2]].view(bits), before[[0, 2]].view(bits)) and (p[1] == 0.75).all()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="waiting is a GPU's")
 def test_nothing_waits_for_the_gpu(clip, device):

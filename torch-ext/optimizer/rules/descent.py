@@ -85,7 +85,8 @@ def scale_rows_(p: Tensor, row_scale: Tensor, remainder: Optional[Tensor], unles
         row_scale = row_scale if reason is None else row_scale.where(reason == 0, 1)
     row_scale = row_scale.reshape(-1, *[1] * (p.ndim - 1))
     if remainder is None:
-        p.copy_(p * row_scale)
+        # A product in half precision would give a NaN other bits, and copies on other ranks might keep theirs.
+        p.copy_(torch.where(row_scale == 1, p, (p * row_scale).to(p.dtype)))
     else:
         split_(p, remainder, joined(p, remainder) * row_scale)
 
