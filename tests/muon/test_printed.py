@@ -47,6 +47,7 @@ def test_joined_names_stand_for_exactly_the_names(writing, numbers):
     joined = writing.joined_names(names)
     assert sorted(name for joint, _ in joined for name in expanded(joint)) == sorted(names)
     assert all(sorted(expanded(joint)) == sorted(names[i] for i in places) for joint, places in joined)
+    assert all(places[0] == min(places) for _, places in joined)
 
 
 @pytest.mark.parametrize(
@@ -168,6 +169,16 @@ def test_the_table_has_all_rows_in_their_order_and_sums_them(table):
     assert rows[0] == first and lines[-1] == (
         "2 parameters (48 elements, 8 B of state) by Muon, 2 (9 elements, 16 B of state) by AdamW and NAdamW"
     )
+
+
+def test_a_sum_of_state_is_said_only_where_all_of_it_is_known(table):
+    known = table.Route("a", (2, 3), "muon", "matrix", 1, (1.0,), state_bytes=24)
+    lines = str(table.Explanation([known, known._replace(name="b", state_bytes=None)])).splitlines()
+    assert lines[-1].startswith("2 parameters (12 elements) by Muon")
+    assert (
+        str(table.Explanation([known])).splitlines()[-1].startswith("1 parameter (6 elements, 24 B of state) by Muon")
+    )
+    assert str(table.Explanation([])).splitlines()[-1].startswith("0 parameters (0 elements) by Muon")
 
 
 def test_two_numbers_are_listed(writing):

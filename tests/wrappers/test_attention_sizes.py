@@ -19,6 +19,12 @@ def test_what_is_no_whole_number_above_zero_is_no_size(kernel, head_dim):
     assert cuts(kernel, attention(three(32, 32, 32), head_dim=head_dim, attention_head_size=8)) == EIGHTS
 
 
+def test_a_single_head_is_the_whole_matrix(kernel):
+    """No part is named, so the group's settings are those of any other matrix."""
+    groups = kernel.groups_for(attention(three(32, 32, 32), num_heads=1, head_dim=32))
+    assert not any("split_rows" in group for group in groups)
+
+
 def test_vectors_are_no_weights_of_an_attention(kernel):
     """Even if one has the name of queries, and comes first."""
     model = attention({}, num_heads=4, hidden_size=32)

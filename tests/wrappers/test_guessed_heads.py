@@ -1,6 +1,7 @@
 """Which layers are taken for outputs, or for hidden ones in spite of their names, by what other layers read."""
 
 import pytest
+import torch
 from torch import nn
 
 from tests.wrappers.test_model_heads import LAST, Model, linear, not_hidden, sequence
@@ -10,11 +11,25 @@ def branch(*sizes):
     return nn.Sequential(*sequence(*sizes), nn.ReLU())
 
 
-def adapted(layer):
+def adapted(layer, inputs=None, outputs=None):
     """As PEFT's LoRA does it."""
-    factors = {"lora_A": linear(4, layer.in_features), "lora_B": linear(layer.out_features, 4)}
+    factors = {"lora_A": linear(4, inputs or layer.in_features), "lora_B": linear(outputs or layer.out_features, 4)}
     lists = {name: nn.ModuleDict({"default": factor}) for name, factor in factors.items()}
     return Model(base_layer=layer.requires_grad_(False), **lists)
+
+
+def trained_whole(layer):
+    """As PEFT does it with what `modules_to_save` names."""
+    copy = linear(layer.out_features, layer.in_features)
+    return Model(original_module=layer.requires_grad_(False), modules_to_save=nn.ModuleDict({"default": copy}))
+
+
+class Scaled(Model):
+    """Modules, and a parameter beside them."""
+
+    def __init__(self, **modules):
+        super().__init__(**modules)
+        self.scale = nn.Parameter(torch.zeros(16))
 
 
 BLOCK = Model(attn=linear(16, 16), mlp=sequence(16, 32, 16))
@@ -78,6 +93,54 @@ MODELS = {
         Model(up=linear(32, 64), classifier=Model(dense=adapted(linear(64, 32)), out_proj=adapted(linear(10, 64)))),
         {f"classifier.out_proj.{factor}.default.weight": "output_head" for factor in ("lora_A", "lora_B")},
     ),
+    "a square head with an adapter": (
+        Model(up=linear(32, 64), classifier=adapted(linear(32, 32))),
+        {f"classifier.{factor}.default.weight": "output_head" for factor in ("lora_A", "lora_B")},
+    ),
+    "a last layer that PEFT trains whole": (
+        Model(up=linear(32, 16), down=trained_whole(linear(10, 32))), {"down.modules_to_save.default.weight": LAST},
+    ),
+    "a last layer with two adapters, one around the other": (
+        Model(up=linear(32, 16), down=adapted(Model(base_layer=linear(10, 32)), 32, 10)),
+        {"down.lora_A.default.weight": LAST, "down.lora_B.default.weight": LAST},
+    ),
+    "a block with parameters around it": (Scaled(block=Model(attn=linear(16, 16), mlp=linear(16, 16))), {}),
+    "a square head beside another": (
+        Model(body=linear(16, 24), policy_head=linear(16, 16), value_head=linear(4, 16)),
+        {"policy_head.weight": "output_head", "value_head.weight": "output_head"},
+    ),
+    "a head by any name inside of another, before a layer": (
+        Model(body=linear(16, 24), classifier=Model(lm_head=linear(16, 16), out=linear(4, 16))),
+        {"classifier.lm_head.weight": "output_head", "classifier.out.weight": "output_head"},
+    ),
+    "fc that writes what the first layer reads": (
+        Model(up=linear(16, 10), fc=linear(10, 16)), {"fc.weight": "output_head"},
+    ),
+    "a sequence with a gate": (
+        nn.Sequential(linear(16, 8), nn.ReLU(), linear(32, 16), nn.GLU(), linear(10, 16)), {"4.weight": LAST},
+    ),
+    "critics whose ends are sequences": (
+        Model(q1=nn.Sequential(branch(16, 32), sequence(32, 8)), q2=nn.Sequential(branch(16, 32), sequence(32, 8))),
+        {"q1.1.0.weight": LAST, "q2.1.0.weight": LAST},
+    ),
+    "sequences with other inputs": (
+        Model(one=sequence(12, 24, 8), two=sequence(16, 32, 10)), {"two.2.weight": LAST},
+    ),
+    "a sequence of other layers": (
+        Model(one=nn.Sequential(linear(32, 16), nn.LayerNorm(32), linear(8, 32)), two=sequence(16, 32, 8)),
+        {"two.2.weight": LAST},
+    ),
+    "a block before a sequence with its inputs": (
+        Model(one=sequence(16, 32, 16), two=sequence(16, 32, 10)), {"two.2.weight": LAST},
+    ),
+    "a head that ends in a norm": (
+        Model(
+            up=nn.Conv2d(8, 64, 3),
+            policy_head=nn.Sequential(nn.Conv2d(64, 32, 1), nn.Flatten(), linear(40, 128), nn.LayerNorm(40)),
+        ),
+        {"policy_head.2.weight": "output_head"},
+    ),
+    "a norm before the only matrix": (nn.Sequential(nn.LayerNorm(16), linear(10, 16)), {}),
     "one block of a network, as a stage of a pipeline": (Model(layers=nn.ModuleDict({"7": BLOCK})), {}),
     "one block in a list": (Model(layers=nn.ModuleList([BLOCK])), {}),
     "one sequence in a list": (Model(layers=nn.ModuleList([sequence(16, 32, 16)])), {}),
@@ -133,6 +196,18 @@ class Told(Model):
 def test_a_head_that_a_model_tells_may_have_hidden_layers(kernel):
     model = Told(body=linear(16, 24), head=Model(fc1=linear(64, 16), fc2=linear(10, 64)))
     assert not_hidden(kernel, model) == {"head.fc2.weight": "output_head"}
+
+
+class ToldInside(Model):
+    """Tells the layer inside a part that is a head by name."""
+
+    def get_classifier(self):
+        return self.head.fc
+
+
+def test_a_square_output_inside_a_head_does_not_feed_itself(kernel):
+    model = ToldInside(body=linear(16, 24), head=Model(fc=linear(16, 16)))
+    assert not_hidden(kernel, model) == {"head.fc.weight": "output_head"}
 
 
 class Raising(Model):

@@ -40,14 +40,37 @@ def test_a_weight_may_be_a_gate_and_what_it_gates_where_nothing_reads_it_whole(k
 
 @pytest.mark.parametrize("rows, is_noted", [(96, True), (48, False)])
 def test_a_name_of_queries_keys_and_values_tells_of_several_matrices_where_there_is_room(kernel, rows, is_noted):
-    """For two squares at least."""
-    assert noted(kernel, to_qkv_mlp_proj=linear(rows, 32)) == (["to_qkv_mlp_proj"] if is_noted else [])
+    """For two squares at least; in capitals, too."""
+    for name in ("to_qkv_mlp_proj", "toQKVandMLP"):
+        assert noted(kernel, **{name: linear(rows, 32)}) == ([name] if is_noted else [])
 
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_an_in_proj_is_several_matrices_if_it_writes_several_times_what_out_proj_reads(kernel, times):
     names = noted(kernel, in_proj=linear(times * 32, 32), out_proj=linear(32, 32))
     assert names == (["in_proj"] if times > 1 else [])
+
+
+@pytest.mark.parametrize("name", ["gate_up_proj", "gate_up", "gate_and_up_proj", "w12", "Wi"])
+def test_names_of_gate_and_up_are_enough(kernel, name):
+    """Those of transformers, timm and ModernBERT, among others."""
+    model = nn.ModuleDict({"mlp": nn.ModuleDict({name: linear(32, 8)})})
+    assert chosen(kernel.groups_for(model)) == {f"mlp.{name}.weight": "gate and up: 32x8 split 16+16"}
+
+
+def test_a_class_whose_name_only_begins_as_that_of_a_gated_layer_is_none(kernel):
+    """Tasks of GLUE are no gated linear units."""
+    halves = {}
+    for kind in ("GluMlp", "Glued"):
+        block = type(kind, (nn.ModuleDict,), {})({"fc1": linear(32, 8), "fc2": linear(8, 16)})
+        halves[kind] = "split" in chosen(kernel.groups_for(nn.ModuleDict({"block": block})))["block.fc1.weight"]
+    assert halves == {"GluMlp": True, "Glued": False}
+
+
+@pytest.mark.parametrize("name", ["img_mod", "txt_mod", "adaLN_modulation", "time_proj"])
+def test_modulations_of_diffusion_transformers_are_remarked(kernel, name):
+    notes = kernel.groups_for(nn.ModuleDict({name: nn.Linear(16, 96)})).choices.notes
+    assert any("shifts, scales and gates" in note for note in notes)
 
 
 def test_odd_rows_of_gate_and_up_stay_together(kernel):

@@ -30,6 +30,44 @@ def test_sizes_tell_how_experts_lie_where_their_module_does_not(kernel, transpos
     }
 
 
+def test_a_module_that_says_how_its_experts_lie_needs_no_sizes(kernel):
+    """Also against them, where both ways have them."""
+    model = nn.ModuleDict({"ffn": Experts(transposed=True)})
+    del model["ffn"].down_proj
+    groups = kernel.groups_for(model)
+    assert chosen(groups) == {"ffn.gate_up_proj": "experts: gate and up: 4 matrices 32x24 transposed split 16+16"}
+    assert groups.choices.notes == []
+
+
+def bank(name, *shape, kind="Bank", **attributes):
+    """A model of a module of the class `kind`, with one parameter."""
+    module = type(kind, (nn.Module,), {})()
+    module.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+    vars(module).update(attributes)
+    return nn.ModuleDict({"ffn": module})
+
+
+TELLING = {"num_experts": {"num_experts": 48}, "n_experts": {"n_experts": 48}, "local": {"num_local_experts": 48}}
+TELLING["class"] = {"kind": "FusedExperts"}
+
+
+@pytest.mark.parametrize("case", TELLING)
+def test_a_modules_class_or_number_of_experts_tells_that_a_parameter_is_a_stack(kernel, case):
+    """Whatever it is called, unless that says `conv`."""
+    assert chosen(kernel.groups_for(bank("bank", 48, 32, 24, **TELLING[case]))) == {
+        "ffn.bank": "experts: 48 matrices 32x24"
+    }
+    assert chosen(kernel.groups_for(bank("conv", 48, 16, 3, **TELLING[case]))) == {
+        "ffn.conv": "convolution: flatten 48x48"
+    }
+
+
+def test_as_many_matrices_as_gate_and_up_are_not_are_asked_about(kernel):
+    """Three matrices with the name of a fused gate and up, of which nothing says that they are experts."""
+    (note,) = kernel.groups_for(bank("w13", 3, 24, 16)).choices.notes
+    assert "ffn.w13 (3, 24, 16): stacks of matrices, or convolutions?" in note
+
+
 def test_experts_that_nothing_tells_of_are_not_cut(kernel):
     model = nn.ModuleDict({"ffn": Experts()})
     del model["ffn"].is_transposed, model["ffn"].down_proj

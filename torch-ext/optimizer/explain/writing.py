@@ -19,18 +19,16 @@ Box = tuple[frozenset[int], ...]
 def joined_names(names: Sequence[str]) -> list[tuple[str, list[int]]]:
     """Return joined names and the positions of the names in each; names that differ only in numbers are joined.
 
-    `layers.{0..2}.up` means three names, `{0..6..2}` every second number, `{0,5..7}` four. The order is that of the
-    first name in each.
+    `layers.{0..2}.up` means three names, `{0..6..2}` every second number, `{0,5..7}` four. The first position of each
+    that of the first name.
     """
     by_words: dict[Hashable, dict[Box, list[int]]] = {}
     for position, name in enumerate(names):
         numbers = tuple(frozenset([int(number)]) for number in _NUMBER.findall(name))
         by_words.setdefault(tuple(_NUMBER.split(name)), {}).setdefault(numbers, []).append(position)
-    joined = []
-    for words, boxes in by_words.items():
-        for box, positions in _joined(boxes).items():
-            joined.append((_name(words, box), sorted(positions)))
-    return sorted(joined, key=lambda pair: pair[1][0])
+    return [
+        (_name(words, box), positions) for words, boxes in by_words.items() for box, positions in _joined(boxes).items()
+    ]
 
 
 def _joined(boxes: dict[Box, list[int]]) -> dict[Box, list[int]]:

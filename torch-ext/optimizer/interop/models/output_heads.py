@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import Any, Iterator, List, NamedTuple, Sequence
+from typing import Any, Iterator, List, NamedTuple, Optional, Sequence
 
 from torch import Tensor, nn
 
@@ -153,8 +153,7 @@ def _layers_before(head: nn.Module, heads: Sequence[nn.Module]) -> list[nn.Modul
     outside of it, too, as ModernBERT's `head.dense` does its `decoder`.
     """
     parts = _parts(head) if isinstance(head, nn.Sequential) else []
-    weighted = [part for part in parts if widths_of(layer_inside(part)) is not None]
-    before = weighted[:-1] if weighted and weighted[-1] is parts[-1] else []
+    before = [part for part in parts if widths_of(layer_inside(part)) is not None][:-1]
     layers = [
         (name, module, widths)
         for name, module in head.named_modules()
@@ -191,11 +190,11 @@ def _sizes(part: nn.Module) -> list[tuple[int, int]]:
     return [(layer.in_features, layer.out_features) for layer in layers]
 
 
-def _linear_layers(sequence: nn.Sequential) -> list[nn.Module]:
-    """Return the linear layers of a sequence if its last layer with parameters is linear, else an empty list."""
-    parts = _parts(sequence)
-    layers = [part for part in parts if _is_linear(part)]
-    return layers if layers and layers[-1] is parts[-1] else []
+def _linear_end(part: nn.Module) -> Optional[nn.Module]:
+    """Return the last layer with parameters of a part, also in a sequence inside of it; None if it is not linear."""
+    while isinstance(part, (nn.Sequential, nn.ModuleList)) and (parts := _parts(part)):
+        part = parts[-1]
+    return part if _is_linear(part) else None
 
 
 def _last_layers(network: nn.Module) -> list[nn.Module]:
@@ -229,9 +228,10 @@ def _ends_beside(last: nn.Module, before: list[nn.Module]) -> list[nn.Module]:
     for part in before if isinstance(last, nn.Sequential) and len(widths) > 2 else ():
         its_widths = list(chain(*_sizes(part)))
         alike = list(map(type, part.children())) == kinds and its_widths[:-1] == widths[:-1]
-        if not alike or its_widths[0] == its_widths[-1] or not _linear_layers(part):
+        end = _linear_end(part)
+        if not alike or its_widths[0] == its_widths[-1] or end is None:
             break
-        layers.append(_linear_layers(part)[-1])
+        layers.append(end)
         written += its_widths[-1]
     return [] if layers and written == widths[0] else layers
 
