@@ -44,6 +44,16 @@ def test_parts_of_other_shapes_show_their_own_multipliers(kernel):
     assert re.search(r"split 8\+8 +2 +0\.5 ", str(table)) and ">0.25, 1.25</td>" in table._repr_html_()
 
 
+def test_the_work_of_a_parameter_is_that_of_all_its_parts(kernel):
+    fused, alone = (Parameter(torch.zeros(shape)) for shape in ((48, 16), (16, 16)))
+    groups = [
+        {"params": [("qkv.weight", fused)], "split_rows": (16, 16, 16), "use_muon": True},
+        {"params": [("up.weight", alone)], "use_muon": True},
+    ]
+    of_three, of_one = (row.flops for row in kernel.Muon(groups).explain())
+    assert of_three == 3 * of_one > 0
+
+
 def test_multiplier_function_is_not_saved_but_needed_to_load(kernel):
     params = named_parameters()
     optimizer = kernel.Muon(params.items(), adjust_lr_fn=lambda rows, cols: 0.5)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -194,3 +196,14 @@ def test_a_chain_that_misses_a_gradient_is_eager_in_that_step(kernel, sharing):
             replays = counted.replays - before
     assert same_bits(*results)
     assert replays == 4 + 1  # the other short side in each step, and the chain in the last
+
+
+def test_matrices_that_share_products_are_counted_over_all_chains_of_a_side(kernel):
+    """A batch alone shares with nothing."""
+    batches = {(12, 20): 3, (12, 30): 2, (12, 40): 1, (12, 50): 4, (16, 20): 1, (16, 30): 1, (8, 8): 9}
+    made = [SimpleNamespace(packed_shape=shape, matrices=range(count)) for shape, count in batches.items()]
+    plan = SimpleNamespace(chains=lambda: [made[:2], made[2:4], made[4:6], made[6:]])
+    assert importlib.import_module(".explain.routes", kernel.__name__)._shared_products(plan) == [
+        "10 matrices with a short side of 12 share their 12 x 12 products, in 2 chains",
+        "2 matrices with a short side of 16 share their 16 x 16 products",
+    ]

@@ -130,8 +130,9 @@ MODELS = {
         Model(one=nn.Sequential(linear(32, 16), nn.LayerNorm(32), linear(8, 32)), two=sequence(16, 32, 8)),
         {"two.2.weight": LAST},
     ),
-    "a block before a sequence with its inputs": (
-        Model(one=sequence(16, 32, 16), two=sequence(16, 32, 10)), {"two.2.weight": LAST},
+    "a block before two sequences with its inputs": (
+        Model(one=sequence(16, 32, 16), two=sequence(16, 32, 8), three=sequence(16, 32, 10)),
+        {"two.2.weight": LAST, "three.2.weight": LAST},
     ),
     "a head that ends in a norm": (
         Model(
