@@ -214,3 +214,8 @@ def test_solver_takes_numbers(kernel, options):
 def test_solver_takes_whole_numbers_of_steps(kernel, steps):
     with pytest.raises(TypeError, match=f"steps must be an integer, got {steps!r}"):
         kernel.polar_express(steps=steps)
+
+
+def test_a_number_among_triples_is_refused_as_any_other_wrong_schedule(kernel):
+    with pytest.raises(ValueError, match="or a sequence of them"):
+        kernel.schedules.resolve_schedule([(3.0, -4.0, 2.0), 5.0], 2)

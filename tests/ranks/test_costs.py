@@ -50,3 +50,12 @@ def test_there_is_one_chunk_at_least_and_a_rank_alone_has_the_latency_of_two(ker
     useful = kernel.plan.costs.useful_chunks
     assert useful(0, 1e15, 8) == useful(1e9, 0, 8) == 1
     assert useful(1e9, 1e15, 1) == useful(1e9, 1e15, 2) > useful(1e9, 1e15, 3) > 1
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_as_many_chunks_as_hide_most_of_the_shorter_work_for_the_latency_of_two_messages_each(kernel, ranks):
+    """max(W, S) + min(W, S) / K + K c is least at K = sqrt(min(W, S) / c); the nearest whole number is taken."""
+    costs = kernel.plan.costs
+    shorter, latency = 1e9 / costs.BYTES_PER_SECOND, 2 * costs.SECONDS_PER_PEER * (ranks - 1)
+    chunks = costs.useful_chunks(1e9, 1e15, ranks)
+    assert abs(chunks - math.sqrt(shorter / latency)) <= 0.5

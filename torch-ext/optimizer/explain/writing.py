@@ -20,7 +20,7 @@ def joined_names(names: Sequence[str]) -> list[tuple[str, list[int]]]:
     """Return joined names and the positions of the names in each; names that differ only in numbers are joined.
 
     `layers.{0..2}.up` means three names, `{0..6..2}` every second number, `{0,5..7}` four. The first position of each
-    that of the first name.
+    is that of the first name.
     """
     by_words: dict[Hashable, dict[Box, list[int]]] = {}
     for position, name in enumerate(names):
