@@ -135,7 +135,7 @@ class PlanCache:
         self.forget()
         named = [(group, *pair) for group in groups for pair in named_parameters(group)]
         self._state_changes.bring_back_([p for *_, p in named], state)
-        is_new = self._known_state is None and not any(state.values())
+        is_new = self._known_state is None and not any(entry for p, entry in state.items() if isinstance(p, Tensor))
         with self._state_changes.recorded(state):
             bring_states_(groups, state, self._state_changes.away, self._replica_ranks, moving)
             self.plan = make_plan(groups, state, self._exchange, self._replica_ranks, self._common_line())
