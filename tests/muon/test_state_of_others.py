@@ -228,13 +228,14 @@ def test_what_a_wrapper_keeps_under_a_key_of_its_own_stays(kernel):
     assert optimizer.state["wrapper"] == {"count": 3}
 
 
-def test_what_stands_before_the_states_may_be_taken_away(kernel):
+@pytest.mark.parametrize("value", [{"count": 1}, torch.ones(2)], ids=["a dict", "a tensor"])
+def test_what_stands_before_the_states_may_be_taken_away(kernel, value):
     """From a file, in whose order torch puts the states; then those of parameters move up by one place."""
     params, others = named_parameters(), named_parameters()
     optimizer, twin = kernel.Muon(params.items()), kernel.Muon(others.items())
     take_steps(optimizer, params, [0])
     saved = optimizer.state_dict()
-    optimizer.load_state_dict({**saved, "state": {"wrapper": {"count": 1}, **saved["state"]}})
+    optimizer.load_state_dict({**saved, "state": {"wrapper": value, **saved["state"]}})
     take_steps(optimizer, params, [1])
     assert next(iter(optimizer.state)) == "wrapper"
     del optimizer.state["wrapper"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.backends import on_every_backend, read_last_step
+from tests.support.backends import error_of_step, on_every_backend
 from tests.support.rank_pool import device_of_ranks
 from tests.support.refusals import error_of
 from tests.support.sharded_models import LAYOUTS, Case, Layout, Spec, muon, part_of
@@ -204,11 +204,6 @@ def test_a_checksum_does_not_depend_on_where_a_tensor_lies(pools, dtype, size):
 def test_changes_that_keep_the_sum_are_found(pools):
     for errors in pools(4).run(error_of_reordered_pairs, Case(specs_on(LAYOUTS["hsdp"]))):
         assert all("up.weight differs between ranks [1] and [3]" in error for error in errors)
-
-
-def error_of_step(optimizer) -> str | None:
-    """Return what a step says, or on a GPU the reading of its result."""
-    return error_of(lambda: (optimizer.step(), read_last_step(optimizer)))
 
 
 def errors_after(kernel, case: Case, key: str, value, repaired: bool):
